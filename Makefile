@@ -1,0 +1,42 @@
+# `make run` and `make test` work as first commands: each makes .venv with the pinned versions when it is missing.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM := false
+export HF_HUB_OFFLINE := 1
+
+.PHONY: run test quick lint format bench setup clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: $(STAMP)  ## create .venv with the pinned versions
+
+$(STAMP): setup.cfg constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(STAMP)  ## train the tiny omni model by GRPO on this machine (ARGS="key=value ...")
+	$(BIN)/python pipelines/omni_grpo.py $(ARGS)
+
+lint: $(STAMP)  ## formatter, linter, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## everything that has to hold
+	$(BIN)/python -m pytest
+
+quick: lint  ## the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+format: $(STAMP)  ## rewrite the code in house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove what the targets made, except data/ and runs/
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,152 @@
+"""What a table is: columns with meaning, consumers, group size, staleness bound and capacity. Pure data.
+
+It is not the table: rows, leases and cursors live in `flight.table`. A specification is checked when it is
+made, so that a table which could never deliver a row is refused before the first row exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from flight.errors import InvalidRequestError
+
+Sampler = Literal["fifo", "groups", "keyed"]
+"""How rows reach a consumer: oldest first, whole groups oldest first, or by uid on request (`read` + `ack`)."""
+
+StalenessPolicy = Literal["pace", "drop"]
+"""What happens at the exit: wait so that no row grows too old, or count and drop the row that did."""
+
+KEY_COLUMNS = ("row_id", "uid", "group_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    `meaning` is one plain sentence; `unit` and `shape` are empty for opaque scalars; `writer` names the role
+    that writes it. A nullable column may stay empty (a modality that a row lacks); a column of another writer
+    than the row's first one arrives later and is null until then.
+    """
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    unit: str = ""
+    shape: str = ""
+    writer: str = ""
+    nullable: bool = False
+
+    def to_field(self) -> pa.Field:
+        """Return the Arrow field; meaning, unit, shape and writer are its metadata."""
+        notes = {"meaning": self.meaning, "unit": self.unit, "shape": self.shape, "writer": self.writer}
+        return pa.field(self.name, self.type, nullable=True, metadata=notes | {"nullable": str(self.nullable).lower()})
+
+    @classmethod
+    def from_field(cls, arrow_field: pa.Field) -> Column:
+        """Read back what `to_field` wrote; absent notes are empty."""
+        notes = {key.decode(): value.decode() for key, value in (arrow_field.metadata or {}).items()}
+        return cls(
+            name=arrow_field.name,
+            type=arrow_field.type,
+            meaning=notes.get("meaning", ""),
+            unit=notes.get("unit", ""),
+            shape=notes.get("shape", ""),
+            writer=notes.get("writer", ""),
+            nullable=notes.get("nullable", "true") == "true",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerSpec:
+    """A named reader of a table with a cursor of its own; a row is ready once all `columns` are there."""
+
+    name: str
+    columns: tuple[str, ...]
+    sampler: Sampler = "fifo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessSpec:
+    """The freshness bound of a table.
+
+    max_staleness: policy versions between the weights that generated a row and the weights that train on it.
+    rows_per_version: rows that one policy version consumes (the training batch).
+    consumer: whose takes count as training; the bound is checked at that exit.
+    """
+
+    max_staleness: int
+    rows_per_version: int
+    consumer: str
+    policy: StalenessPolicy = "pace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TicketSpec:
+    """Taking one row of this table is the permit to produce `rows_per_ticket` rows of table `table`."""
+
+    table: str
+    rows_per_ticket: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """All that defines a table. Key columns (`row_id`, `uid`, `group_id`) are added by the server."""
+
+    name: str
+    columns: tuple[Column, ...]
+    consumers: tuple[ConsumerSpec, ...]
+    group_size: int = 1
+    staleness: StalenessSpec | None = None
+    tickets: TicketSpec | None = None
+    capacity_rows: int = 65_536
+    capacity_bytes: int = 1 << 30
+    max_attempts: int = 8
+    columns_by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        raise_unless = _require(f"table {self.name!r}")
+        raise_unless(self.name.isidentifier(), "name", "a plain identifier", self.name)
+        raise_unless(self.group_size >= 1, "group_size", "at least 1", self.group_size)
+        raise_unless(self.capacity_rows >= self.group_size, "capacity_rows", "at least group_size", self.capacity_rows)
+        raise_unless(self.capacity_bytes > 0, "capacity_bytes", "positive", self.capacity_bytes)
+        raise_unless(self.max_attempts >= 1, "max_attempts", "at least 1", self.max_attempts)
+        names = [column.name for column in self.columns]
+        raise_unless(len(set(names)) == len(names), "columns", "named once each", names)
+        raise_unless(not set(names) & set(KEY_COLUMNS), "columns", f"none of {KEY_COLUMNS}", names)
+        object.__setattr__(self, "columns_by_name", {column.name: column for column in self.columns})
+        for consumer in self.consumers:
+            missing = sorted(set(consumer.columns) - set(names) - set(KEY_COLUMNS))
+            raise_unless(not missing, f"consumer {consumer.name!r}", f"made of columns {names}", missing)
+        consumer_names = [consumer.name for consumer in self.consumers]
+        raise_unless(len(set(consumer_names)) == len(consumer_names), "consumers", "named once each", consumer_names)
+        if self.staleness is not None:
+            bound = self.staleness
+            raise_unless(bound.max_staleness >= 0, "max_staleness", "0 or more policy versions", bound.max_staleness)
+            raise_unless(
+                bound.rows_per_version >= 1 and bound.rows_per_version % self.group_size == 0,
+                "rows_per_version",
+                f"a multiple of group_size {self.group_size}",
+                bound.rows_per_version,
+            )
+            raise_unless(bound.consumer in consumer_names, "staleness.consumer", f"one of {consumer_names}", bound.consumer)
+            raise_unless("policy_version_start" in names, "columns", "with policy_version_start", names)
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return key columns followed by the table's columns, with their notes as field metadata."""
+        keys = (
+            Column(name="row_id", type=pa.int64(), meaning="number given by the server, never reused", writer="server"),
+            Column(name="uid", type=pa.string(), meaning="name given by the producer; a repeated put is ignored"),
+            Column(name="group_id", type=pa.string(), meaning="rows that belong together share it"),
+        )
+        return pa.schema([column.to_field() for column in (*keys, *self.columns)])
+
+
+def _require(where: str):
+    def check(condition: bool, what: str, rule: str, value: object) -> None:
+        if not condition:
+            raise InvalidRequestError(f"{where}: {what} must be {rule}, got {value!r}")
+
+    return check

@@ -1,0 +1,1 @@
+"""Modalities: encoded media to Arrow columns and back. Not models: no torch is imported here."""

@@ -1,0 +1,1 @@
+"""Relax: the RL engine above the TransferQueue: rollout, training, control plane and launchers."""
