@@ -9,6 +9,7 @@ FlightQueueError
 ├── DeadlineExceededError (TimeoutError)  the answer did not come within the deadline
 ├── CapacityError         (OSError)       one batch is larger than the whole table may be
 ├── TableSealedError      (RuntimeError)  rows were put after the end was declared
+├── OverloadedError       (RuntimeError)  too many calls wait on the server already
 └── UnavailableError      (ConnectionError) no server answers at that address
 """
 
@@ -53,6 +54,10 @@ class TableSealedError(FlightQueueError, RuntimeError):
     code = "table_sealed"
 
 
+class OverloadedError(FlightQueueError, RuntimeError):
+    code = "overloaded"
+
+
 class UnavailableError(FlightQueueError, ConnectionError):
     code = "unavailable"
 
@@ -69,6 +74,7 @@ BY_CODE: dict[str, type[FlightQueueError]] = {
         DeadlineExceededError,
         CapacityError,
         TableSealedError,
+        OverloadedError,
         UnavailableError,
     )
 }

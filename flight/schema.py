@@ -6,8 +6,9 @@ made, so that a table which could never deliver a row is refused before the firs
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ StalenessPolicy = Literal["pace", "drop"]
 """What happens at the exit: wait so that no row grows too old, or count and drop the row that did."""
 
 KEY_COLUMNS = ("row_id", "uid", "group_id")
+RESERVED_COLUMNS = (*KEY_COLUMNS, "attempt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,9 @@ class Column:
     def to_field(self) -> pa.Field:
         """Return the Arrow field; meaning, unit, shape and writer are its metadata."""
         notes = {"meaning": self.meaning, "unit": self.unit, "shape": self.shape, "writer": self.writer}
-        return pa.field(self.name, self.type, nullable=True, metadata=notes | {"nullable": str(self.nullable).lower()})
+        return pa.field(
+            self.name, self.type, nullable=True, metadata=notes | {"nullable": str(self.nullable).lower()}
+        )
 
     @classmethod
     def from_field(cls, arrow_field: pa.Field) -> Column:
@@ -89,6 +93,8 @@ class TicketSpec:
 
     table: str
     rows_per_ticket: int
+    consumer: str = ""
+    """Whose takes are permits; empty for the table's first consumer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,43 +116,158 @@ class TableSpec:
         raise_unless = _require(f"table {self.name!r}")
         raise_unless(self.name.isidentifier(), "name", "a plain identifier", self.name)
         raise_unless(self.group_size >= 1, "group_size", "at least 1", self.group_size)
-        raise_unless(self.capacity_rows >= self.group_size, "capacity_rows", "at least group_size", self.capacity_rows)
+        raise_unless(
+            self.capacity_rows >= self.group_size, "capacity_rows", "at least group_size", self.capacity_rows
+        )
         raise_unless(self.capacity_bytes > 0, "capacity_bytes", "positive", self.capacity_bytes)
         raise_unless(self.max_attempts >= 1, "max_attempts", "at least 1", self.max_attempts)
         names = [column.name for column in self.columns]
         raise_unless(len(set(names)) == len(names), "columns", "named once each", names)
-        raise_unless(not set(names) & set(KEY_COLUMNS), "columns", f"none of {KEY_COLUMNS}", names)
+        raise_unless(not set(names) & set(RESERVED_COLUMNS), "columns", f"none of {RESERVED_COLUMNS}", names)
+        for column in self.columns:
+            raise_unless(
+                not _has_dictionary(column.type),
+                f"column {column.name!r}",
+                "of a plain (not dictionary) type",
+                column.type,
+            )
         object.__setattr__(self, "columns_by_name", {column.name: column for column in self.columns})
         for consumer in self.consumers:
             missing = sorted(set(consumer.columns) - set(names) - set(KEY_COLUMNS))
             raise_unless(not missing, f"consumer {consumer.name!r}", f"made of columns {names}", missing)
-        consumer_names = [consumer.name for consumer in self.consumers]
-        raise_unless(len(set(consumer_names)) == len(consumer_names), "consumers", "named once each", consumer_names)
-        if self.staleness is not None:
-            bound = self.staleness
-            raise_unless(bound.max_staleness >= 0, "max_staleness", "0 or more policy versions", bound.max_staleness)
             raise_unless(
-                bound.rows_per_version >= 1 and bound.rows_per_version % self.group_size == 0,
-                "rows_per_version",
-                f"a multiple of group_size {self.group_size}",
-                bound.rows_per_version,
+                consumer.sampler in get_args(Sampler),
+                "sampler",
+                f"one of {get_args(Sampler)}",
+                consumer.sampler,
             )
-            raise_unless(bound.consumer in consumer_names, "staleness.consumer", f"one of {consumer_names}", bound.consumer)
-            raise_unless("policy_version_start" in names, "columns", "with policy_version_start", names)
+        consumer_names = [consumer.name for consumer in self.consumers]
+        raise_unless(
+            len(set(consumer_names)) == len(consumer_names), "consumers", "named once each", consumer_names
+        )
+        self._check_staleness(raise_unless)
+        self._check_tickets(raise_unless)
+
+    def _check_staleness(self, raise_unless: Check) -> None:
+        bound = self.staleness
+        if bound is None:
+            return
+        queues = self.queue_consumers()
+        raise_unless(
+            bound.policy in get_args(StalenessPolicy),
+            "policy",
+            f"one of {get_args(StalenessPolicy)}",
+            bound.policy,
+        )
+        raise_unless(
+            bound.max_staleness >= 0, "max_staleness", "0 or more policy versions", bound.max_staleness
+        )
+        raise_unless(
+            bound.rows_per_version >= 1 and bound.rows_per_version % self.group_size == 0,
+            "rows_per_version",
+            f"a multiple of group_size {self.group_size}",
+            bound.rows_per_version,
+        )
+        raise_unless(
+            bound.consumer in queues,
+            "staleness.consumer",
+            f"one of the taking consumers {queues}",
+            bound.consumer,
+        )
+        column = self.columns_by_name.get("policy_version_start")
+        raise_unless(
+            column is not None and column.type == pa.int64(),
+            "columns",
+            "with policy_version_start of type int64",
+            column,
+        )
+        self.check_max_staleness(bound.max_staleness)
+
+    def check_max_staleness(self, max_staleness: int) -> None:
+        """Raise unless the table can hold all rows that a bound of `max_staleness` lets in.
+
+        With less room, a row that must be trained now could wait for room that only its training would make.
+
+        Raises:
+            InvalidRequestError: the table has no staleness bound, `max_staleness` is negative or too large.
+        """
+        raise_unless = _require(f"table {self.name!r}")
+        raise_unless(self.staleness is not None, "staleness", "set when the table is created", None)
+        raise_unless(max_staleness >= 0, "max_staleness", "0 or more policy versions", max_staleness)
+        most = self.capacity_rows // (self.staleness.rows_per_version if self.staleness else 1) - 1
+        raise_unless(
+            max_staleness <= most,
+            "max_staleness",
+            f"at most {most}, so that capacity_rows {self.capacity_rows} holds (max_staleness + 1) * rows_per_version",
+            max_staleness,
+        )
+
+    def _check_tickets(self, raise_unless: Check) -> None:
+        if self.tickets is None:
+            return
+        queues = self.queue_consumers()
+        raise_unless(
+            self.tickets.rows_per_ticket >= 1, "rows_per_ticket", "at least 1", self.tickets.rows_per_ticket
+        )
+        raise_unless(
+            self.ticket_consumer() in queues, "tickets.consumer", f"one of {queues}", self.tickets.consumer
+        )
+
+    def checked_columns(self, columns: Sequence[str] | None) -> list[str]:
+        """Return the data columns among `columns` (key columns are always there); None means all.
+
+        Raises:
+            InvalidRequestError: a name is unknown.
+        """
+        if columns is None:
+            return list(self.columns_by_name)
+        unknown = [
+            name for name in columns if name not in self.columns_by_name and name not in RESERVED_COLUMNS
+        ]
+        _require(f"table {self.name!r}")(
+            not unknown, "columns", f"among {list(self.columns_by_name)}", unknown
+        )
+        return [name for name in dict.fromkeys(columns) if name not in RESERVED_COLUMNS]
+
+    def queue_consumers(self) -> list[str]:
+        """Return the consumers that take rows from a queue (all but the keyed ones)."""
+        return [consumer.name for consumer in self.consumers if consumer.sampler != "keyed"]
+
+    def ticket_consumer(self) -> str:
+        """Return whose takes are permits, or an empty string."""
+        if self.tickets is None:
+            return ""
+        return self.tickets.consumer or (self.consumers[0].name if self.consumers else "")
 
     def arrow_schema(self) -> pa.Schema:
         """Return key columns followed by the table's columns, with their notes as field metadata."""
         keys = (
-            Column(name="row_id", type=pa.int64(), meaning="number given by the server, never reused", writer="server"),
-            Column(name="uid", type=pa.string(), meaning="name given by the producer; a repeated put is ignored"),
+            Column(
+                name="row_id",
+                type=pa.int64(),
+                meaning="number given by the server, never reused",
+                writer="server",
+            ),
+            Column(
+                name="uid", type=pa.string(), meaning="name given by the producer; a repeated put is ignored"
+            ),
             Column(name="group_id", type=pa.string(), meaning="rows that belong together share it"),
         )
         return pa.schema([column.to_field() for column in (*keys, *self.columns)])
 
 
-def _require(where: str):
+Check = Callable[[bool, str, str, object], None]
+"""Raises InvalidRequestError unless its first argument holds: (condition, what, rule, got)."""
+
+
+def _require(where: str) -> Check:
     def check(condition: bool, what: str, rule: str, value: object) -> None:
         if not condition:
             raise InvalidRequestError(f"{where}: {what} must be {rule}, got {value!r}")
 
     return check
+
+
+def _has_dictionary(arrow_type: pa.DataType) -> bool:
+    children = [arrow_type.field(index).type for index in range(arrow_type.num_fields)]
+    return pa.types.is_dictionary(arrow_type) or any(_has_dictionary(child) for child in children)

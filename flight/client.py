@@ -1,0 +1,383 @@
+"""The Python client of a queue server: one method a verb, a deadline on every call, our own errors back.
+
+It keeps no state but the connection, so that it can be shared by threads and thrown away. It must not be shared with
+a forked process: any Flight call in a forked child hangs (pyarrow 26); spawn instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as paflight
+
+from flight import messages as m
+from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, UnavailableError
+from flight.ledger import TakeStatus
+from flight.schema import TableSpec
+from flight.store import cut
+
+TRANSFER_S = 15.0
+"""Seconds beyond a call's deadline in which data may still arrive, or a hung server be noticed."""
+
+RETRY_DELAYS_S = (0.05, 0.2, 0.5)
+"""Waits before a call that is safe to repeat is tried again on a new connection."""
+
+MAX_UNACKED_BATCHES = 4
+"""Batches of one put that may be on their way without an acknowledgement."""
+
+# With the default bandwidth probe, unread streams can grow a client's memory without bound under load (pyarrow 26).
+_OPTIONS: list[tuple[str, int | str]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.max_frame_size", 1 << 20)]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What a put did. `row_ids` has one number a row, in order, the old one for a duplicate."""
+
+    num_rows: int
+    num_duplicates: int
+    row_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a take returned.
+
+    table: row_id, uid, group_id, attempt and the columns asked for; without rows unless status is "rows".
+    status: "rows"; "empty", the deadline passed; "sealed", no row will ever come; "outdated", a newer policy version
+        than the asker's is out: adopt it before asking again.
+    policy_version: the announced version that matters to the table.
+    """
+
+    lease_id: str
+    table: pa.Table
+    status: TakeStatus
+    policy_version: int
+
+
+class QueueClient:
+    """Connects on first use. `identity` names this process in the server's statistics and errors."""
+
+    def __init__(self, uri: str, *, identity: str, deadline_s: float = 30.0) -> None:
+        self.uri = uri
+        self.identity = identity
+        self.deadline_s = deadline_s
+        self._client: paflight.FlightClient | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> QueueClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a later call opens a new one. Idempotent."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    # ---- tables -----------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Return if the server answers."""
+        self._act("ping", m.Request(identity=self.identity))
+
+    def create_table(self, spec: TableSpec, *, exist_ok: bool = True) -> None:
+        """Create a table; with `exist_ok`, one of the same specification may be there."""
+        self._act("create_table", m.from_spec(spec, exist_ok=exist_ok, identity=self.identity))
+
+    def drop_table(self, table: str) -> None:
+        """Remove a table and its rows."""
+        self._act("drop_table", m.TableRequest(table=table, identity=self.identity), retry=False)
+
+    def list_tables(self) -> list[str]:
+        """Return the names of the tables."""
+        return self._act("list_tables", m.Request(identity=self.identity))
+
+    def describe(self, table: str) -> TableSpec:
+        """Return a table's specification."""
+        answer = self._act("describe", m.TableRequest(table=table, identity=self.identity))
+        return m.to_spec(msgspec.convert(answer, m.CreateTable))
+
+    def stats(self, table: str | None = None) -> dict[str, Any]:
+        """Return statistics: of one table, or of all by name."""
+        answer = self._act("stats", m.StatsRequest(table=table, identity=self.identity))
+        return answer if table is None else answer[table]
+
+    # ---- rows -------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        table: str,
+        data: pa.Table | pa.RecordBatch,
+        *,
+        writer: str = "",
+        deadline_s: float | None = None,
+    ) -> PutResult:
+        """Add rows, or parts of rows that exist; waits for room. Idempotent by uid, so it is repeated if need be.
+
+        Data are cut into batches of 1 to 4 MB; each batch is added whole or not at all.
+        """
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        command = m.PutCommand(table=table, writer=writer, deadline_s=deadline_s, identity=self.identity)
+        rows = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+        batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+        acks = self._repeat(f"put into {table}", lambda client: self._put_once(client, command, batches))
+        return PutResult(
+            num_rows=sum(ack.num_rows for ack in acks),
+            num_duplicates=sum(ack.num_duplicates for ack in acks),
+            row_ids=tuple(row_id for ack in acks for row_id in ack.row_ids),
+        )
+
+    def _put_once(
+        self, client: paflight.FlightClient, command: m.PutCommand, batches: Sequence[pa.RecordBatch]
+    ) -> list[m.PutAck]:
+        descriptor = paflight.FlightDescriptor.for_command(m.encode(command))
+        acks: list[m.PutAck] = []
+        writer, reader = client.do_put(descriptor, batches[0].schema, _within(command.deadline_s))
+        try:
+            for index, batch in enumerate(batches):
+                writer.write_batch(batch)
+                if index >= MAX_UNACKED_BATCHES:
+                    acks.append(_read_ack(reader))
+            writer.done_writing()
+            while len(acks) < len(batches):
+                acks.append(_read_ack(reader))
+        finally:
+            # Without close the call stays open; an error of the server surfaces here with its details.
+            writer.close()
+        return acks
+
+    def take(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        max_rows: int,
+        min_rows: int = 1,
+        columns: Sequence[str] | None = None,
+        policy_version: int | None = None,
+        lease_s: float = 60.0,
+        deadline_s: float | None = None,
+    ) -> Lease:
+        """Lease rows for `lease_s` seconds, waiting up to `deadline_s` for `min_rows` of them.
+
+        Mere lack of rows is a status, not an error. Columns default to the consumer's. `policy_version` is the version
+        that the caller generates from (tables with tickets) or trains for (the staleness consumer). Not repeated by
+        itself: rows whose delivery failed come again when their lease expires.
+        """
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        ticket = m.TakeTicket(
+            table=table,
+            consumer=consumer,
+            max_rows=max_rows,
+            min_rows=min_rows,
+            columns=None if columns is None else list(columns),
+            policy_version=policy_version,
+            lease_s=lease_s,
+            deadline_s=deadline_s,
+            identity=self.identity,
+        )
+        rows = self._get(f"take from {table}", ticket, deadline_s, retry=False)
+        notes = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
+        return Lease(
+            lease_id=notes["lease_id"],
+            table=rows.replace_schema_metadata(None),
+            status=msgspec.convert(notes["status"], TakeStatus),
+            policy_version=int(notes["policy_version"]),
+        )
+
+    def ack(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        lease_id: str | None = None,
+        uids: Sequence[str] | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Finish rows: those of a lease, those of `uids` in it, or for a keyed consumer those of `uids`. Idempotent.
+
+        `step` is the optimizer step that used them. Returns how many rows were finished.
+        """
+        return self._act(
+            "ack",
+            m.Ack(
+                table=table,
+                consumer=consumer,
+                lease_id=lease_id,
+                uids=None if uids is None else list(uids),
+                step=step,
+                identity=self.identity,
+            ),
+        )
+
+    def nack(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        lease_id: str | None = None,
+        uids: Sequence[str] | None = None,
+        reason: str,
+        requeue: bool = True,
+    ) -> int:
+        """Give leased rows back, to be delivered again, or with `requeue=False` skip them for good."""
+        return self._act(
+            "nack",
+            m.Nack(
+                table=table,
+                consumer=consumer,
+                lease_id=lease_id,
+                uids=None if uids is None else list(uids),
+                reason=reason,
+                requeue=requeue,
+                identity=self.identity,
+            ),
+        )
+
+    def renew(self, table: str, consumer: str, lease_id: str, lease_s: float) -> None:
+        """Let a live lease last `lease_s` seconds from now."""
+        self._act(
+            "renew",
+            m.Renew(
+                table=table, consumer=consumer, lease_id=lease_id, lease_s=lease_s, identity=self.identity
+            ),
+        )
+
+    def read(
+        self,
+        table: str,
+        *,
+        columns: Sequence[str] | None = None,
+        uids: Sequence[str] | None = None,
+        max_rows: int | None = None,
+        newest: bool = False,
+    ) -> pa.Table:
+        """Look at rows without consuming them: all, those of `uids` that are there, or the first (last) `max_rows`."""
+        ticket = m.ReadTicket(
+            table=table,
+            columns=None if columns is None else list(columns),
+            uids=None if uids is None else list(uids),
+            max_rows=max_rows,
+            newest=newest,
+            identity=self.identity,
+        )
+        return self._get(f"read {table}", ticket, self.deadline_s, retry=True)
+
+    # ---- course of the run ------------------------------------------------------------------------------------
+
+    def seal(self, table: str, expected_rows: int | None = None) -> None:
+        """Declare that no new rows will come, or none beyond `expected_rows` in all."""
+        self._act("seal", m.Seal(table=table, expected_rows=expected_rows, identity=self.identity))
+
+    def announce(self, table: str, policy_version: int) -> None:
+        """Set the policy version of a table with a staleness bound; it never goes back."""
+        self._act("announce", m.Announce(table=table, policy_version=policy_version, identity=self.identity))
+
+    def set_max_staleness(self, table: str, max_staleness: int) -> None:
+        """Change the staleness bound of a table while it is in use."""
+        self._act(
+            "set_max_staleness",
+            m.SetMaxStaleness(table=table, max_staleness=max_staleness, identity=self.identity),
+        )
+
+    # ---- calls ------------------------------------------------------------------------------------------------
+
+    def _act(self, name: str, request: m.Request, *, retry: bool = True) -> Any:
+        action = paflight.Action(name, m.encode(request))
+
+        def once(client: paflight.FlightClient) -> Any:
+            bodies = [
+                result.body.to_pybytes() for result in client.do_action(action, _within(self.deadline_s))
+            ]
+            return msgspec.json.decode(bodies[0])
+
+        return self._repeat(name, once, retry=retry)
+
+    def _get(self, where: str, ticket: m.GetTicket, deadline_s: float, *, retry: bool) -> pa.Table:
+        def once(client: paflight.FlightClient) -> pa.Table:
+            reader = client.do_get(paflight.Ticket(m.encode(ticket)), _within(deadline_s))
+            # Not read_all(): it turns a cancelled stream into a KeyboardInterrupt of the main thread (pyarrow 26).
+            return pa.Table.from_batches([chunk.data for chunk in reader], reader.schema)
+
+        return self._repeat(where, once, retry=retry)
+
+    def _repeat(self, where: str, call: Callable[[paflight.FlightClient], T], *, retry: bool = True) -> T:
+        """Do a call, again on a new connection if the old one dropped and the call may be repeated."""
+        if os.getpid() != self._pid:
+            raise InvalidRequestError(
+                f"{where}: the client must be used in the process that made it, got a forked one; spawn processes"
+            )
+        for delay_s in (*(RETRY_DELAYS_S if retry else ()), None):
+            client = self._connection(where)
+            try:
+                with self._our_errors(where):
+                    return call(client)
+            except UnavailableError:
+                self._forget(client)
+                if delay_s is None:
+                    raise
+                time.sleep(delay_s)
+        raise UnavailableError(f"{where}: not reached")
+
+    def _connection(self, where: str) -> paflight.FlightClient:
+        with self._lock:
+            if self._client is None:
+                try:
+                    self._client = paflight.FlightClient(self.uri, generic_options=_OPTIONS)
+                except (pa.ArrowException, OSError) as error:
+                    raise InvalidRequestError(
+                        f"{where}: uri must be like grpc://127.0.0.1:8815, got {self.uri!r} ({error})"
+                    ) from error
+            return self._client
+
+    def _forget(self, client: paflight.FlightClient) -> None:
+        with self._lock:
+            if self._client is client:
+                self._client = None
+        with suppress(pa.ArrowException):
+            client.close()
+
+    @contextmanager
+    def _our_errors(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except FlightQueueError:
+            raise
+        except paflight.FlightTimedOutError as error:
+            raise DeadlineExceededError(
+                f"{where}: {self.uri} must answer within the deadline plus {TRANSFER_S:.0f} s, got no answer"
+            ) from error
+        except (paflight.FlightUnavailableError, paflight.FlightCancelledError) as error:
+            raise UnavailableError(
+                f"{where}: a server must answer at {self.uri}, got none; start one with `python -m flight serve`"
+            ) from error
+        except (pa.ArrowException, paflight.FlightError, OSError) as error:
+            ours = m.to_error(getattr(error, "extra_info", None))
+            if ours is None:
+                ours = FlightQueueError(f"{where}: {self.uri} must be a queue server, got: {error}")
+            raise ours from error
+
+
+def _within(deadline_s: float) -> paflight.FlightCallOptions:
+    return paflight.FlightCallOptions(timeout=deadline_s + TRANSFER_S)
+
+
+def _read_ack(reader: paflight.FlightMetadataReader) -> m.PutAck:
+    data = reader.read()
+    if data is None:
+        raise UnavailableError("put: every batch must be acknowledged, got the end of the stream")
+    return m.decode(memoryview(data), m.PutAck, what="put acknowledgement")

@@ -1,0 +1,239 @@
+"""The protocol: every message that crosses the wire besides Arrow data, as JSON. It knows no sockets.
+
+A message is a struct below; `encode` and `decode` are the only ways in and out. Every request carries the protocol
+version `v`. Unknown fields are refused, so that a misspelt option is not silently ignored. See docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from flight.errors import BY_CODE, FlightQueueError, InvalidRequestError
+from flight.schema import KEY_COLUMNS, Column, ConsumerSpec, StalenessSpec, TableSpec, TicketSpec
+
+PROTOCOL_VERSION = 1
+MAX_REQUEST_BYTES = 16 << 20
+MAX_ERROR_CHARS = 1500
+"""Errors travel in gRPC trailers, which are limited to 8 KB and hold the message twice."""
+
+
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What every request carries. `identity` names the caller in statistics and error messages."""
+
+    v: int = PROTOCOL_VERSION
+    identity: str = ""
+
+
+class TakeTicket(Request, tag="take", tag_field="verb"):
+    """DoGet: lease rows."""
+
+    table: str
+    consumer: str
+    max_rows: int
+    min_rows: int = 1
+    columns: list[str] | None = None
+    policy_version: int | None = None
+    lease_s: float = 60.0
+    deadline_s: float = 30.0
+
+
+class ReadTicket(Request, tag="read", tag_field="verb"):
+    """DoGet: look at rows."""
+
+    table: str
+    columns: list[str] | None = None
+    uids: list[str] | None = None
+    max_rows: int | None = None
+    newest: bool = False
+
+
+class PutCommand(Request, tag="put", tag_field="verb"):
+    """Descriptor of a DoPut."""
+
+    table: str
+    writer: str = ""
+    deadline_s: float = 30.0
+
+
+class PutAck(msgspec.Struct, kw_only=True):
+    """Answer to each batch of a DoPut."""
+
+    num_rows: int
+    num_duplicates: int
+    row_ids: list[int]
+
+
+class CreateTable(Request):
+    """`arrow_schema` is an Arrow IPC schema (base64 in JSON) whose field metadata hold meaning, unit, shape, writer."""
+
+    table: str
+    arrow_schema: bytes
+    consumers: tuple[ConsumerSpec, ...]
+    group_size: int = 1
+    staleness: StalenessSpec | None = None
+    tickets: TicketSpec | None = None
+    capacity_rows: int = 65_536
+    capacity_bytes: int = 1 << 30
+    max_attempts: int = 8
+    exist_ok: bool = True
+
+
+class TableRequest(Request):
+    table: str
+
+
+class Ack(Request):
+    """`lease_id` for consumers that take, `uids` for keyed ones; both narrow a lease to some rows."""
+
+    table: str
+    consumer: str
+    lease_id: str | None = None
+    uids: list[str] | None = None
+    step: int | None = None
+
+
+class Nack(Request):
+    table: str
+    consumer: str
+    reason: str
+    lease_id: str | None = None
+    uids: list[str] | None = None
+    requeue: bool = True
+
+
+class Renew(Request):
+    table: str
+    consumer: str
+    lease_id: str
+    lease_s: float
+
+
+class Seal(Request):
+    table: str
+    expected_rows: int | None = None
+
+
+class Announce(Request):
+    table: str
+    policy_version: int
+
+
+class SetMaxStaleness(Request):
+    table: str
+    max_staleness: int
+
+
+class StatsRequest(Request):
+    table: str | None = None
+
+
+class ErrorDetail(msgspec.Struct):
+    """`extra_info` of every error."""
+
+    code: str
+    message: str
+
+
+ACTIONS: dict[str, tuple[type[Request], str]] = {
+    "ping": (Request, "answer while the server takes calls"),
+    "create_table": (CreateTable, "add a table"),
+    "drop_table": (TableRequest, "remove a table and its rows"),
+    "describe": (TableRequest, "return a table's specification"),
+    "list_tables": (Request, "return the names of the tables"),
+    "stats": (StatsRequest, "return statistics of one table or all"),
+    "ack": (Ack, "finish rows for a consumer"),
+    "nack": (Nack, "give leased rows back, or skip them"),
+    "renew": (Renew, "let a lease last longer"),
+    "seal": (Seal, "declare that no more rows will come"),
+    "announce": (Announce, "set the policy version of a table"),
+    "set_max_staleness": (SetMaxStaleness, "change the staleness bound of a table"),
+}
+"""Actions by name: the type of the body and what they do."""
+
+GetTicket = TakeTicket | ReadTicket
+
+
+def encode(message: Any) -> bytes:
+    """Return the JSON bytes of a message."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes | memoryview, kind: Any, *, what: str) -> Any:
+    """Read a message; `what` names it in errors.
+
+    Raises:
+        InvalidRequestError: it is too large, not JSON, of another shape, or of another protocol version.
+    """
+    if len(data) > MAX_REQUEST_BYTES:
+        raise InvalidRequestError(f"{what}: must be at most {MAX_REQUEST_BYTES} bytes, got {len(data)}")
+    try:
+        message = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, FlightQueueError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"{what}: must be a JSON message as in docs/protocol.md, got: {error}"
+        ) from error
+    version = getattr(message, "v", PROTOCOL_VERSION)
+    if version != PROTOCOL_VERSION:
+        raise InvalidRequestError(
+            f"{what}: protocol version v must be {PROTOCOL_VERSION}, got {version}; "
+            "use a client of the server's release"
+        )
+    return message
+
+
+def from_spec(spec: TableSpec, *, exist_ok: bool = True, identity: str = "") -> CreateTable:
+    """Return the message that creates (or describes) a table."""
+    values = {part.name: getattr(spec, part.name) for part in fields(spec) if part.name in _SHARED}
+    schema = pa.schema([column.to_field() for column in spec.columns])
+    return CreateTable(
+        table=spec.name,
+        arrow_schema=schema.serialize().to_pybytes(),
+        exist_ok=exist_ok,
+        identity=identity,
+        **values,
+    )
+
+
+def to_spec(message: CreateTable) -> TableSpec:
+    """Read a table's specification; fields without notes are nullable columns that anyone may write.
+
+    Raises:
+        InvalidRequestError: the specification could never work; the message says which part.
+    """
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidRequestError(
+            f"create_table {message.table}: arrow_schema must be an Arrow IPC schema, got: {error}"
+        ) from error
+    columns = tuple(Column.from_field(each) for each in schema if each.name not in KEY_COLUMNS)
+    return TableSpec(
+        name=message.table, columns=columns, **{name: getattr(message, name) for name in _SHARED}
+    )
+
+
+_SHARED = frozenset(
+    ("consumers", "group_size", "staleness", "tickets", "capacity_rows", "capacity_bytes", "max_attempts")
+)
+
+
+def error_detail(error: FlightQueueError) -> tuple[str, bytes]:
+    """Return the text and the `extra_info` of an error, short enough for gRPC trailers."""
+    message = str(error)
+    if len(message) > MAX_ERROR_CHARS:
+        message = message[: MAX_ERROR_CHARS - 4] + " ..."
+    message = message.encode("ascii", "backslashreplace").decode() if not message.isascii() else message
+    return message, encode(ErrorDetail(error.code, message))
+
+
+def to_error(extra_info: bytes | None) -> FlightQueueError | None:
+    """Return the error that a server described, None if it is not one of ours."""
+    try:
+        detail = msgspec.json.decode(extra_info or b"", type=ErrorDetail)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return BY_CODE.get(detail.code, FlightQueueError)(detail.message)

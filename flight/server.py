@@ -1,0 +1,255 @@
+"""The Flight face of the broker: requests in, streams and typed errors out. It decides nothing about rows.
+
+DoPut      a table's rows; each batch is acknowledged once it is in the table
+DoGet      take (lease) or read rows; lease, status and policy version are in the stream's schema metadata
+DoAction   everything else, JSON in and out
+GetFlightInfo, GetSchema, ListFlights: what tables there are, so that any Flight client can look at them
+
+Every error is a FlightServerError with a clean message; its code is in `extra_info`. What is not ours is logged here
+with its traceback and leaves as code "internal": the traceback never crosses the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as paflight
+import structlog
+
+from flight import messages as m
+from flight.broker import Broker, ReadRequest, TakeAnswer, Wait
+from flight.errors import FlightQueueError, InvalidRequestError, UnavailableError
+from flight.ledger import TakeRequest
+
+MAX_DEADLINE_S = 3600.0
+"""No call waits longer than this, whatever it asks for."""
+
+MAX_BATCH_BYTES = 512 << 20
+"""Largest batch that one message of a DoPut may hold."""
+
+LOG = structlog.get_logger("flight.server")
+
+
+class QueueServer(paflight.FlightServerBase):
+    """Serves a broker from construction until `stop`."""
+
+    def __init__(self, location: str, broker: Broker | None = None) -> None:
+        self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
+        self._num_calls = 0
+        self._idle = threading.Condition()
+        self._actions: dict[str, Callable[[Any], Any]] = {
+            "ping": lambda _: {"tables": len(self._broker.list_tables())},
+            "create_table": lambda r: self._broker.create_table(m.to_spec(r), exist_ok=r.exist_ok),
+            "drop_table": lambda r: self._broker.drop_table(r.table),
+            "describe": lambda r: m.from_spec(self._broker.describe(r.table)),
+            "list_tables": lambda _: self._broker.list_tables(),
+            "stats": lambda r: self._broker.stats(r.table),
+            "ack": lambda r: self._broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
+            "nack": lambda r: self._broker.nack(
+                r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
+            ),
+            "renew": lambda r: self._broker.renew(
+                r.table, r.consumer, r.lease_id, _positive("lease_s", r.lease_s)
+            ),
+            "seal": lambda r: self._broker.seal(r.table, r.expected_rows),
+            "announce": lambda r: self._broker.announce(r.table, r.policy_version),
+            "set_max_staleness": lambda r: self._broker.set_max_staleness(r.table, r.max_staleness),
+        }
+        super().__init__(location)
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuse new calls, wake those that wait, and wait up to `grace_s` for them; return whether all have ended.
+
+        Not `shutdown()`, which has no deadline and hangs while any call is open (pyarrow 26).
+        """
+        self._broker.close()
+        with self._idle:
+            return self._idle.wait_for(lambda: self._num_calls == 0, grace_s)
+
+    # ---- Flight -----------------------------------------------------------------------------------------------
+
+    def do_put(
+        self,
+        context: paflight.ServerCallContext,
+        descriptor: paflight.FlightDescriptor,
+        reader: paflight.MetadataRecordBatchReader,
+        writer: paflight.FlightMetadataWriter,
+    ) -> None:
+        """Add batches to a table, acknowledging each."""
+        with self._call("put"):
+            command = _put_command(descriptor)
+            wait = self._wait(context, command.deadline_s)
+            for chunk in reader:
+                if chunk.data is None:
+                    raise InvalidRequestError(
+                        f"put into {command.table}: message must hold a batch, got metadata only"
+                    )
+                if chunk.data.nbytes > MAX_BATCH_BYTES:
+                    raise InvalidRequestError(
+                        f"put into {command.table}: batch must be at most {MAX_BATCH_BYTES} bytes, "
+                        f"got {chunk.data.nbytes}; cut it to 1 to 4 MB"
+                    )
+                outcome = self._broker.put(command.table, chunk.data, command.writer, wait)
+                ack = m.PutAck(
+                    num_rows=chunk.data.num_rows,
+                    num_duplicates=outcome.num_duplicates,
+                    row_ids=outcome.row_ids,
+                )
+                writer.write(m.encode(ack))
+
+    def do_get(
+        self, context: paflight.ServerCallContext, ticket: paflight.Ticket
+    ) -> paflight.RecordBatchStream:
+        """Take or read rows."""
+        with self._call("get"):
+            request: m.GetTicket = m.decode(ticket.ticket, m.GetTicket, what="ticket")
+            if isinstance(request, m.ReadTicket):
+                return paflight.RecordBatchStream(self._read(request))
+            answer = self._take(request, self._wait(context, request.deadline_s))
+            notes = {
+                "status": answer.status,
+                "lease_id": answer.lease_id,
+                "policy_version": str(answer.policy_version),
+                "num_rows": str(answer.table.num_rows),
+            }
+            return paflight.RecordBatchStream(answer.table.replace_schema_metadata(notes))
+
+    def do_action(self, context: paflight.ServerCallContext, action: paflight.Action) -> Iterator[bytes]:
+        """Do what docs/protocol.md lists, answering one JSON value."""
+        with self._call(f"action {action.type}"):
+            if action.type not in m.ACTIONS:
+                raise InvalidRequestError(
+                    f"action: type must be one of {list(m.ACTIONS)}, got {action.type!r}"
+                )
+            body = action.body.to_pybytes() or b"{}"
+            request = m.decode(body, m.ACTIONS[action.type][0], what=f"action {action.type}")
+            answer = m.encode(self._actions[action.type](request))
+        return iter([answer])
+
+    def list_actions(self, context: paflight.ServerCallContext) -> list[tuple[str, str]]:
+        """Return the actions and what they do."""
+        return [(name, what) for name, (_, what) in m.ACTIONS.items()]
+
+    def list_flights(
+        self, context: paflight.ServerCallContext, criteria: bytes
+    ) -> Iterator[paflight.FlightInfo]:
+        """Describe every table; `criteria` is ignored."""
+        with self._call("list"):
+            infos = [self._info(name) for name in self._broker.list_tables()]
+        return iter(infos)
+
+    def get_flight_info(
+        self, context: paflight.ServerCallContext, descriptor: paflight.FlightDescriptor
+    ) -> paflight.FlightInfo:
+        """Describe the table that the descriptor's path names; its endpoint's ticket reads all rows."""
+        with self._call("info"):
+            return self._info(_path(descriptor))
+
+    def get_schema(
+        self, context: paflight.ServerCallContext, descriptor: paflight.FlightDescriptor
+    ) -> paflight.SchemaResult:
+        """Return the Arrow schema of the table that the descriptor's path names."""
+        with self._call("schema"):
+            return paflight.SchemaResult(self._broker.describe(_path(descriptor)).arrow_schema())
+
+    # ---- parts ------------------------------------------------------------------------------------------------
+
+    def _take(self, request: m.TakeTicket, wait: Wait) -> TakeAnswer:
+        take = TakeRequest(
+            consumer=request.consumer,
+            max_rows=request.max_rows,
+            min_rows=request.min_rows,
+            policy_version=request.policy_version,
+            lease_s=_positive("lease_s", request.lease_s),
+            member=request.identity,
+        )
+        return self._broker.take(request.table, take, request.columns, wait)
+
+    def _read(self, request: m.ReadTicket) -> pa.Table:
+        if request.max_rows is not None and request.max_rows < 0:
+            raise InvalidRequestError(
+                f"read {request.table}: max_rows must be 0 or more, got {request.max_rows}"
+            )
+        return self._broker.read(
+            request.table,
+            ReadRequest(
+                columns=request.columns, uids=request.uids, max_rows=request.max_rows, newest=request.newest
+            ),
+        )
+
+    def _info(self, name: str) -> paflight.FlightInfo:
+        spec = self._broker.describe(name)
+        num_rows, num_bytes = self._broker.size(name)
+        endpoint = paflight.FlightEndpoint(m.encode(m.ReadTicket(table=name)), [])
+        descriptor = paflight.FlightDescriptor.for_path(name)
+        return paflight.FlightInfo(spec.arrow_schema(), descriptor, [endpoint], num_rows, num_bytes)
+
+    def _wait(self, context: paflight.ServerCallContext, deadline_s: float) -> Wait:
+        if not 0 <= deadline_s <= MAX_DEADLINE_S:
+            raise InvalidRequestError(
+                f"request: deadline_s must be from 0 to {MAX_DEADLINE_S:.0f}, got {deadline_s}"
+            )
+        return Wait(deadline=self._broker.clock() + deadline_s, is_gone=context.is_cancelled)
+
+    @contextmanager
+    def _call(self, what: str) -> Iterator[None]:
+        """Count a call and turn what goes wrong in it into what may cross the wire."""
+        with self._idle:
+            self._num_calls += 1
+        try:
+            yield
+        except FlightQueueError as error:
+            raise _wire_error(error) from None
+        except (pa.ArrowException, paflight.FlightError) as error:
+            problem: FlightQueueError
+            if isinstance(error, paflight.FlightCancelledError):
+                problem = UnavailableError(
+                    f"{what}: the caller must wait for the answer, got a cancelled call"
+                )
+            else:
+                problem = InvalidRequestError(
+                    f"{what}: data must be a valid Arrow stream, got: {_first_line(error)}"
+                )
+            raise _wire_error(problem) from None
+        except Exception:
+            LOG.exception("unexpected error", call=what)
+            raise _wire_error(FlightQueueError(f"{what}: the server failed, see its log")) from None
+        finally:
+            with self._idle:
+                self._num_calls -= 1
+                self._idle.notify_all()
+
+
+def _wire_error(error: FlightQueueError) -> paflight.FlightServerError:
+    message, detail = m.error_detail(error)
+    return paflight.FlightServerError(message, extra_info=detail)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def _path(descriptor: paflight.FlightDescriptor) -> str:
+    path = descriptor.path
+    if descriptor.descriptor_type != paflight.DescriptorType.PATH or not path or len(path) != 1:
+        raise InvalidRequestError(
+            f"descriptor: must be a path of one table name, got {path or descriptor.command!r}"
+        )
+    return path[0].decode("utf-8", "backslashreplace")
+
+
+def _put_command(descriptor: paflight.FlightDescriptor) -> m.PutCommand:
+    if descriptor.descriptor_type == paflight.DescriptorType.PATH:
+        return m.PutCommand(table=_path(descriptor))
+    return m.decode(descriptor.command or b"", m.PutCommand, what="put descriptor")
+
+
+def _positive(what: str, value: float) -> float:
+    if not 0 < value <= 24 * MAX_DEADLINE_S:
+        raise InvalidRequestError(f"request: {what} must be over 0 and at most a day, got {value}")
+    return value

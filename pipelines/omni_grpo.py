@@ -1,0 +1,94 @@
+"""Train an omni-modal model by GRPO: `python pipelines/omni_grpo.py [--config FILE] [key=value ...]`.
+
+Without arguments it makes a data set of real media files and a tiny Qwen3-Omni-MoE thinker once, trains it on this
+machine and leaves recorded rollouts, checkpoints, metrics and a report under `runs/`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the program runs from a clone that is not installed
+
+from relax.config import RunConfig, load_config, save_config  # noqa: E402  (after the path)
+from relax.errors import ConfigError, RelaxError, ServiceError  # noqa: E402
+from relax.run.directory import make_run_dir  # noqa: E402
+from relax.run.driver import Driver, Outcome  # noqa: E402
+from relax.run.wiring import check_wiring  # noqa: E402
+
+DEFAULT_CONFIG = ROOT / "conf" / "omni_grpo.yaml"
+PREPARE_DEADLINE_S = 600
+
+
+def main(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, e.g. max_staleness=4 seed=2 name=k4")
+    ] = None,
+    config: Annotated[
+        Path, typer.Option(help="YAML file with what differs from the defaults")
+    ] = DEFAULT_CONFIG,
+) -> None:
+    """Check the configuration, prepare data and model where none are given, run, report."""
+    try:
+        settings = load_config([config], overrides or [])
+        check_wiring(settings)
+        outcome = launch(settings)
+    except RelaxError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+    _show(outcome)
+    raise typer.Exit(outcome.exit_code)
+
+
+def launch(config: RunConfig) -> Outcome:
+    """Prepare what is missing, check the wiring with it, and carry the run through."""
+    run_dir = make_run_dir(Path(config.run_root), config.name, overwrite=config.overwrite)
+    _prepare(config)
+    specs = check_wiring(config)
+    save_config(config, run_dir / "config.yaml")
+    typer.echo(f"run {run_dir.name}: logs, rollouts and metrics under {run_dir}")
+    model_dir = Path(config.model.path or "")
+    return Driver(config, specs, run_dir.resolve(), model_dir.resolve()).run()
+
+
+def _prepare(config: RunConfig) -> None:
+    """Make the toy data set and the tiny model where the configuration names none."""
+    if config.data.manifest is None:
+        data_dir = Path("data/toy_omni")
+        _step("data set", [ROOT / "pipelines" / "toy_omni.py", "--out", data_dir])
+        config.data.manifest = str(data_dir / "train.jsonl")
+        config.data.eval_manifest = config.data.eval_manifest or str(data_dir / "eval.jsonl")
+    if config.model.path is None:
+        model_dir = Path(f"data/tiny_omni-{config.seed}")
+        words = ["--out", model_dir, "--seed", config.seed, "--manifest", config.data.manifest]
+        _step("tiny model", [ROOT / "pipelines" / "tiny_omni.py", *words])
+        config.model.path = str(model_dir)
+
+
+def _step(what: str, words: list[object]) -> None:
+    try:
+        done = subprocess.run([sys.executable, *map(str, words)], timeout=PREPARE_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ServiceError(f"{what}: must be made within {PREPARE_DEADLINE_S} s, got nothing") from error
+    if done.returncode:
+        raise ServiceError(f"{what}: making it must succeed, got exit code {done.returncode}; see above")
+
+
+def _show(outcome: Outcome) -> None:
+    for modality, reward in outcome.rewards.items():
+        typer.echo(f"reward {modality:>8}: {reward:.3f}")
+    if outcome.report is not None:
+        typer.echo(f"report: {outcome.report}")
+    typer.echo(
+        f"{'ended' if outcome.exit_code == 0 else 'failed'}: {outcome.reason}", err=outcome.exit_code != 0
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

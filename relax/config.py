@@ -1,0 +1,268 @@
+"""The configuration of a run: structured defaults, then YAML files, then `key=value` words. The home of omegaconf.
+
+It checks types, names and numbers; it does not open files and starts nothing (that is `relax.run.wiring`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from modalities.base import MediaLimits
+from relax.algorithms.config import AlgorithmConfig
+from relax.errors import ConfigError
+from relax.train.config import TrainerConfig
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Where the prompts come from. Relative media paths count from the manifest's directory."""
+
+    manifest: str | None = None
+    """JSONL manifest to train on; absent: the toy data set is made under `data/toy_omni`."""
+    eval_manifest: str | None = None
+    """JSONL manifest of held-out prompts; absent with `manifest` given: no held-out evaluation."""
+    max_prompt_tokens: int = 2048
+    """Longest prompt, media tokens included; a longer one is a row error."""
+    max_prompt_chars: int = 32_768
+    """Longest question in characters; a longer one is a row error."""
+    lookahead_steps: int = 2
+    """Training batches of prompts that are prepared in advance."""
+    num_workers: int = 1
+    """Preprocess services."""
+    cache_bytes: int = 256 << 20
+    """Encoded media kept by each preprocess service, since epochs repeat them."""
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """The checkpoint to start from, in Hugging Face format."""
+
+    path: str | None = None
+    """Directory with config.json and safetensors; absent: a tiny Qwen3-Omni-MoE thinker is made under `data/`."""
+
+
+@dataclass(kw_only=True)
+class ModalitiesConfig:
+    """Encoders and their limits."""
+
+    extra: list[str] = field(default_factory=list)
+    """Encoders of yours as `package.module:Class`, beside those found by entry point."""
+    limits: MediaLimits = field(default_factory=MediaLimits)
+    """What a single media file may cost before it is refused."""
+
+
+@dataclass(kw_only=True)
+class QueueConfig:
+    """The TransferQueue server."""
+
+    uri: str | None = None
+    """grpc://host:port of a running server; absent: the run starts its own."""
+    capacity_bytes: int = 1 << 30
+    """Most bytes a table may keep."""
+    lease_s: float = 120.0
+    """Seconds after which rows of a silent consumer are given to another."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig:
+    """Generation and scoring."""
+
+    engine: str = "torch"
+    """`torch`: the embedded engine."""
+    num_workers: int = 1
+    """Rollout services."""
+    max_new_tokens: int = 4
+    """Longest completion in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature of training rollouts; evaluation is greedy."""
+    reward: str = "exact_match"
+    """A reward of ours by name, or yours as `package.module:function`."""
+    num_threads: int = 1
+    """CPU threads of each service."""
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """Held-out prompts, answered greedily."""
+
+    interval_steps: int = 50
+    """Optimizer steps between evaluations; 0: only before the first and after the last step."""
+    max_prompts: int = 192
+    """Held-out prompts an evaluation asks."""
+    deadline_s: float = 120.0
+    """Longest wait for the last evaluation."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """What is kept of the model."""
+
+    interval_steps: int = 0
+    """Optimizer steps between checkpoints; 0: only at the end."""
+    keep_snapshots: int = 4
+    """Published weight snapshots kept on disk."""
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """One run, whole. Only programs see it; components get their own part."""
+
+    name: str | None = None
+    """Directory under `run_root`; absent: `omni_grpo`, numbered when taken."""
+    run_root: str = "runs"
+    """Directory of all runs."""
+    overwrite: bool = False
+    """Replace an existing run of that name."""
+    seed: int = 0
+    """Seed of data order, initial weights and sampling."""
+    num_steps: int = 200
+    """Optimizer steps."""
+    prompts_per_step: int = 24
+    """Prompts (groups) in a training batch."""
+    group_size: int = 8
+    """Rollouts of each prompt."""
+    max_staleness: int = 1
+    """Policy versions a rollout may be behind when it is trained on: 0 on-policy, 1 near, more asynchronous."""
+    staleness_policy: str = "pace"
+    """`pace`: wait so that no row grows too old; `drop`: count and drop what did."""
+    progress: str = "auto"
+    """`live` display, `plain` lines, or `auto`: live on a terminal."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    modalities: ModalitiesConfig = field(default_factory=ModalitiesConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: TrainerConfig = field(default_factory=TrainerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        for key, value, minimum in (
+            ("num_steps", self.num_steps, 1),
+            ("prompts_per_step", self.prompts_per_step, 1),
+            ("group_size", self.group_size, 2),
+            ("max_staleness", self.max_staleness, 0),
+            ("data.lookahead_steps", self.data.lookahead_steps, 1),
+            ("data.num_workers", self.data.num_workers, 1),
+            ("data.max_prompt_tokens", self.data.max_prompt_tokens, 16),
+            ("queue.capacity_bytes", self.queue.capacity_bytes, 1 << 20),
+            ("queue.lease_s", self.queue.lease_s, 1),
+            ("rollout.num_workers", self.rollout.num_workers, 1),
+            ("rollout.max_new_tokens", self.rollout.max_new_tokens, 1),
+            ("rollout.num_threads", self.rollout.num_threads, 1),
+            ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
+            ("checkpoint.keep_snapshots", self.checkpoint.keep_snapshots, 2),
+        ):
+            if value < minimum:
+                raise ConfigError(f"{key}: must be at least {minimum}, got {value}")
+        for key, value, choices in (
+            ("staleness_policy", self.staleness_policy, ("pace", "drop")),
+            ("progress", self.progress, ("auto", "live", "plain")),
+            ("rollout.engine", self.rollout.engine, ("torch",)),
+        ):
+            if value not in choices:
+                raise ConfigError(
+                    f"{key}: must be one of {', '.join(choices)}, got {value!r}{_nearest(value, choices)}"
+                )
+        if not self.rollout.temperature > 0:
+            raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
+        if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            raise ConfigError(f"name: must be letters, digits, '.', '_' or '-', got {self.name!r}")
+
+
+def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """Merge defaults, YAML files and `key=value` words, in that order.
+
+    Raises:
+        ConfigError: a file is missing or not YAML, a key is unknown, a value has the wrong type or is impossible.
+    """
+    merged = OmegaConf.structured(RunConfig)
+    layers = [(str(path), _read_yaml(path)) for path in files]
+    for word in overrides:
+        if "=" not in word:
+            raise ConfigError(f"command line: an override must be key=value, got {word!r}")
+        layers.append((f"command line {word!r}", _parse_word(word)))
+    known = sorted(_known_keys(RunConfig))
+    for origin, layer in layers:
+        for key in _keys(layer):
+            if key not in known:
+                raise ConfigError(f"{origin}: {key!r} is not a known key{_nearest(key, known)}")
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{origin}: {error.full_key or 'value'}: {reason}") from error
+    return _build(merged)
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the whole configuration as YAML that `load_config` reads back."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
+def _build(merged: DictConfig) -> RunConfig:
+    try:
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"configuration: {str(cause).splitlines()[0]}") from error
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    if not path.is_file():
+        raise ConfigError(f"configuration: {path} must be a YAML file, got nothing there")
+    try:
+        loaded = OmegaConf.load(path)
+    except Exception as error:
+        raise ConfigError(f"{path}: must be YAML, got {str(error).splitlines()[0]}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: must be a mapping of keys, got {type(loaded).__name__}")
+    return loaded
+
+
+def _parse_word(word: str) -> DictConfig:
+    try:
+        return OmegaConf.from_dotlist([word])
+    except Exception as error:
+        raise ConfigError(
+            f"command line: {word!r} must be key=value, got {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _known_keys(cls: Any, prefix: str = "") -> Iterator[str]:
+    for item in fields(cls):
+        yield prefix + item.name
+        default = item.default_factory if callable(item.default_factory) else None  # type: ignore[misc]
+        if is_dataclass(default):
+            yield from _known_keys(default, f"{prefix}{item.name}.")
+
+
+def _keys(layer: Any, prefix: str = "") -> Iterator[str]:
+    for key in layer:
+        name = f"{prefix}{key}"
+        yield name
+        value = layer._get_node(key)
+        if isinstance(value, DictConfig) and not value._is_none():
+            yield from _keys(value, f"{name}.")
+
+
+def _nearest(word: str, choices: Sequence[str]) -> str:
+    """Return '; did you mean …?' for the closest choice, whole key first, then its last part."""
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if not close:
+        last = word.rsplit(".", 1)[-1]
+        close = [key for key in choices if key.rsplit(".", 1)[-1] == last][:1]
+    return (
+        f"; did you mean {close[0]!r}?"
+        if close
+        else f"; known: {', '.join(key for key in choices if '.' not in key)}"
+    )

@@ -1,0 +1,1 @@
+"""Models on disk and in torch: loading a thinker, prompts as tensors, weight snapshots, a tiny model."""

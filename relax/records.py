@@ -1,0 +1,253 @@
+"""The tables of a run: every column, who writes it and who needs it. It holds no rows and opens no socket.
+
+    prompts ----take----> rollout ----put----> rollouts ----take----> actor ----put (columns)----> rollouts
+       ^                                                                                              |
+    preprocess                                                                    recorder <---take---+
+
+`rollouts` rows are written in two parts: the rollout role writes the sample, the actor adds what training saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from flight.schema import Column, ConsumerSpec, StalenessPolicy, StalenessSpec, TableSpec, TicketSpec
+
+TOKENS = pa.list_(pa.int32())
+PER_TOKEN = pa.list_(pa.float32())
+STRINGS = pa.list_(pa.string())
+INSTANT = pa.timestamp("us", tz="UTC")
+
+
+def _columns(writer: str, *rows: tuple) -> tuple[Column, ...]:
+    made = []
+    for name, arrow_type, meaning, *notes in rows:
+        unit, shape = (*notes, "", "")[:2]
+        made.append(
+            Column(name=name, type=arrow_type, meaning=meaning, unit=unit, shape=shape, writer=writer)
+        )
+    return tuple(made)
+
+
+PROMPT_COLUMNS = _columns(
+    "preprocess",
+    ("prompt_index", pa.int64(), "line of the manifest, from 0"),
+    ("epoch", pa.int32(), "pass over the manifest, from 0"),
+    (
+        "modality",
+        pa.string(),
+        "modalities of the prompt, sorted and joined by '+'; 'text' when there are none",
+    ),
+    ("messages", pa.string(), "the conversation in chat form, as JSON"),
+    ("prompt_text", pa.string(), "the user's words, media as <image>, <audio>, <video>"),
+    (
+        "prompt_token_ids",
+        TOKENS,
+        "the rendered conversation, one placeholder per media token",
+        "",
+        "[num_prompt_tokens]",
+    ),
+    ("reference_answer", pa.string(), "the answer that the reward compares with"),
+    ("media_paths", STRINGS, "sources of the media in prompt order", "", "[num_media]"),
+    ("media_order", STRINGS, "modality of each media item in prompt order", "", "[num_media]"),
+)
+
+SAMPLE_COLUMNS = _columns(
+    "rollout",
+    ("prompt_index", pa.int64(), "line of the manifest, from 0"),
+    ("epoch", pa.int32(), "pass over the manifest, from 0"),
+    ("modality", pa.string(), "modalities of the prompt, sorted and joined by '+'"),
+    ("prompt_text", pa.string(), "the user's words, media as <image>, <audio>, <video>"),
+    ("prompt_token_ids", TOKENS, "tokens the completion follows", "", "[num_prompt_tokens]"),
+    ("completion_token_ids", TOKENS, "tokens that were sampled", "", "[num_completion_tokens]"),
+    ("completion_text", pa.string(), "the completion as text, special tokens left out"),
+    (
+        "rollout_logprobs",
+        PER_TOKEN,
+        "log-probability under the sampling distribution",
+        "nats",
+        "[num_completion_tokens]",
+    ),
+    (
+        "token_policy_versions",
+        TOKENS,
+        "weights that sampled each token",
+        "policy versions",
+        "[num_completion_tokens]",
+    ),
+    ("policy_version_start", pa.int64(), "weights at the first token", "policy versions"),
+    ("policy_version_end", pa.int64(), "weights at the last token", "policy versions"),
+    ("reward", pa.float32(), "score of the completion"),
+    ("reference_answer", pa.string(), "the answer that the reward compared with"),
+    ("finish_reason", pa.string(), "stop (end token), length (limit reached) or abort"),
+    ("temperature", pa.float32(), "sampling temperature; 0 is greedy"),
+    ("seed", pa.int64(), "seed of the group's random generator"),
+    ("rollout_worker", pa.string(), "service that generated the row"),
+    ("generate_s", pa.float32(), "time of the generate call that made the row", "seconds"),
+    ("media_paths", STRINGS, "sources of the media in prompt order", "", "[num_media]"),
+    ("created_at", INSTANT, "when the row was put", "UTC"),
+)
+
+TRAINED_COLUMNS = _columns(
+    "actor",
+    ("advantages", PER_TOKEN, "advantage that weighted each token", "", "[num_completion_tokens]"),
+    (
+        "trainer_logprobs",
+        PER_TOKEN,
+        "log-probability under the weights before the step",
+        "nats",
+        "[num_completion_tokens]",
+    ),
+    ("importance_ratio", pa.float32(), "mean over tokens of exp(trainer_logprobs - rollout_logprobs)"),
+    (
+        "trained_policy_version",
+        pa.int64(),
+        "weights before the optimizer step that used the row",
+        "policy versions",
+    ),
+    ("optimizer_step", pa.int64(), "number of that optimizer step, from 1"),
+    ("staleness", pa.int32(), "trained_policy_version - policy_version_start", "policy versions"),
+)
+
+METRIC_COLUMNS = _columns(
+    "",
+    ("step", pa.int64(), "optimizer step the value belongs to"),
+    ("policy_version", pa.int64(), "weights the value belongs to", "policy versions"),
+    ("role", pa.string(), "service that measured it"),
+    ("name", pa.string(), "what was measured; its unit is the name's last word"),
+    ("value", pa.float64(), "the value"),
+    ("time", INSTANT, "when it was measured", "UTC"),
+)
+
+ROW_ERROR_COLUMNS = _columns(
+    "",
+    ("stage", pa.string(), "service that refused the row"),
+    ("place", pa.string(), "manifest line, file or row"),
+    ("reason", pa.string(), "the rule that was broken and the value that broke it"),
+)
+
+PROMPT_BASICS = tuple(column.name for column in PROMPT_COLUMNS)
+ACTOR_READS = (
+    "modality",
+    "prompt_token_ids",
+    "completion_token_ids",
+    "rollout_logprobs",
+    "policy_version_start",
+    "reward",
+)
+RECORDED = tuple(column.name for column in (*SAMPLE_COLUMNS, *TRAINED_COLUMNS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """The numbers of a run that its tables depend on.
+
+    prompts_per_step: groups in a training batch. group_size: rollouts of one prompt.
+    max_staleness: policy versions. lookahead_steps: training batches of prompts prepared in advance.
+    """
+
+    prompts_per_step: int
+    group_size: int
+    max_staleness: int
+    staleness_policy: StalenessPolicy = "pace"
+    lookahead_steps: int = 2
+    num_eval_prompts: int = 0
+    capacity_bytes: int = 1 << 30
+
+    @property
+    def rows_per_version(self) -> int:
+        return self.prompts_per_step * self.group_size
+
+    @property
+    def max_prompts_alive(self) -> int:
+        """Prompts waiting, in flight or kept for the actor: the bound's share plus the lookahead."""
+        return (self.max_staleness + 1 + self.lookahead_steps) * self.prompts_per_step
+
+
+def table_specs(
+    shape: RunShape, media_columns: Sequence[Column], routing_columns: Sequence[Column]
+) -> dict[str, TableSpec]:
+    """Return the specification of every table of a run, by name."""
+    media_names = tuple(column.name for column in media_columns)
+    routing_names = tuple(column.name for column in routing_columns)
+    prompt_columns = (*PROMPT_COLUMNS, *media_columns)
+    sample_columns = (*SAMPLE_COLUMNS, *routing_columns)
+    prompts_needed = (*PROMPT_BASICS, *media_names)
+    specs = [
+        TableSpec(
+            name="prompts",
+            columns=prompt_columns,
+            consumers=(
+                ConsumerSpec(name="rollout", columns=prompts_needed),
+                ConsumerSpec(name="actor", columns=("media_order", *media_names), sampler="keyed"),
+            ),
+            tickets=TicketSpec(table="rollouts", rows_per_ticket=shape.group_size),
+            capacity_rows=shape.max_prompts_alive,
+            capacity_bytes=shape.capacity_bytes,
+        ),
+        TableSpec(
+            name="rollouts",
+            columns=(*sample_columns, *TRAINED_COLUMNS),
+            consumers=(
+                ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
+                ConsumerSpec(name="recorder", columns=(*RECORDED, *routing_names)),
+            ),
+            group_size=shape.group_size,
+            staleness=StalenessSpec(
+                max_staleness=shape.max_staleness,
+                rows_per_version=shape.rows_per_version,
+                consumer="actor",
+                policy=shape.staleness_policy,
+            ),
+            capacity_rows=(shape.max_staleness + 4) * shape.rows_per_version,
+            capacity_bytes=shape.capacity_bytes,
+        ),
+        TableSpec(
+            name="eval_prompts",
+            columns=prompt_columns,
+            consumers=(ConsumerSpec(name="rollout", columns=prompts_needed),),
+            capacity_rows=max(64, 2 * shape.num_eval_prompts),
+            capacity_bytes=shape.capacity_bytes,
+        ),
+        TableSpec(
+            name="eval_rollouts",
+            columns=sample_columns,
+            consumers=(ConsumerSpec(name="driver", columns=tuple(column.name for column in SAMPLE_COLUMNS)),),
+            capacity_rows=max(64, 4 * shape.num_eval_prompts),
+            capacity_bytes=shape.capacity_bytes,
+        ),
+        TableSpec(
+            name="metrics",
+            columns=METRIC_COLUMNS,
+            consumers=(ConsumerSpec(name="driver", columns=tuple(column.name for column in METRIC_COLUMNS)),),
+        ),
+        TableSpec(
+            name="row_errors",
+            columns=ROW_ERROR_COLUMNS,
+            consumers=(
+                ConsumerSpec(name="driver", columns=tuple(column.name for column in ROW_ERROR_COLUMNS)),
+            ),
+        ),
+    ]
+    return {spec.name: spec for spec in specs}
+
+
+WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
+    "preprocess": {
+        "prompts": PROMPT_BASICS,
+        "eval_prompts": PROMPT_BASICS,
+        "row_errors": [column.name for column in ROW_ERROR_COLUMNS],
+    },
+    "rollout": {
+        "rollouts": [column.name for column in SAMPLE_COLUMNS],
+        "eval_rollouts": [column.name for column in SAMPLE_COLUMNS],
+    },
+    "actor": {
+        "rollouts": [column.name for column in TRAINED_COLUMNS],
+        "metrics": [column.name for column in METRIC_COLUMNS],
+    },
+}
+"""Columns that each role writes, by table: the other half of the wiring check."""

@@ -1,0 +1,65 @@
+"""Entry point of every service: `python -m relax.roles ROLE --run-dir DIR --queue URI --control URI`."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from flight.client import QueueClient
+
+from relax.config import load_config
+from relax.control.member import ControlMember
+from relax.launch.parent import die_with_parent
+from relax.roles.service import Service
+
+ROLES = ("preprocess", "rollout", "actor", "recorder")
+
+
+def main(
+    role: Annotated[str, typer.Argument(help=f"one of {', '.join(ROLES)}")],
+    run_dir: Annotated[Path, typer.Option(help="directory of the run, with its config.yaml")],
+    model_dir: Annotated[Path, typer.Option(help="checkpoint to start from, Hugging Face format")],
+    queue: Annotated[str, typer.Option(help="URI of the TransferQueue")],
+    control: Annotated[str, typer.Option(help="URI of the control hub")],
+    index: Annotated[int, typer.Option(help="number of this service within its role")] = 0,
+    parent_pid: Annotated[int | None, typer.Option(help="end when that process is gone")] = None,
+) -> None:
+    """Run one service until its phase is drain or stop."""
+    if role not in ROLES:
+        raise typer.BadParameter(f"role must be one of {', '.join(ROLES)}, got {role!r}")
+    if parent_pid is not None:
+        die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which drains the roles in order
+    log = structlog.get_logger(role=role, index=index)
+    module = importlib.import_module(f"relax.roles.{role}")
+    config = load_config([run_dir / "config.yaml"])
+    member = ControlMember(control, role, index)
+    try:
+        with QueueClient(queue, identity=f"{role}-{index}") as client:
+            service = Service(
+                role=role,
+                index=index,
+                config=config,
+                run_dir=run_dir,
+                model_dir=model_dir,
+                queue=client,
+                control=member,
+            )
+            log.info("started")
+            module.run(service)
+            log.info("done")
+    except Exception as error:
+        log.exception("failed")
+        print(f"ERROR {role}-{index}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
+    finally:
+        member.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)

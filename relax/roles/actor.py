@@ -1,0 +1,183 @@
+"""The actor role: takes whole groups, trains one step on them, writes back what it saw, publishes the weights.
+
+It does not choose what to train on: the queue hands out complete groups within the staleness bound. A step is
+take -> train -> put columns -> ack -> publish -> announce, in this order, so that a row counts as trained only
+after its columns are in the queue, and new prompts are admitted only after the new weights can be adopted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from flight.client import Lease
+
+from modalities.base import EncodingProfile
+from modalities.packing import pack_list, unpack_list
+from modalities.registry import load_modalities
+from modalities.routing import ROUTING_COLUMNS, routing_from_arrow
+from relax.data.prompts import media_from_arrow
+from relax.errors import ServiceError
+from relax.models.inputs import PromptInputs
+from relax.records import ACTOR_READS
+from relax.roles.service import Service
+from relax.train.batch import TrainBatch
+from relax.train.trainer import StepResult, Trainer
+
+
+def run(service: Service) -> None:
+    """Train until all steps are done or the role has to leave; leave a checkpoint either way."""
+    config = service.config
+    trainer = Trainer(service.model_dir, config.actor, config.algorithm, seed=config.seed)
+    actor = Actor(service, trainer)
+    actor.publish(0)
+    service.report(state="ready", step=0)
+    for step in range(1, config.num_steps + 1):
+        service.wait_while_paused()
+        lease = actor.next_batch(policy_version=step - 1)
+        if lease is None:
+            break
+        actor.train(step, lease)
+        interval = config.checkpoint.interval_steps
+        if interval and step % interval == 0 and step < config.num_steps:
+            actor.save(step)
+    actor.save(actor.num_steps_done, final=True)
+    service.report(state="done", step=actor.num_steps_done)
+
+
+class Actor:
+    """One trainer between the queue and the published weights."""
+
+    def __init__(self, service: Service, trainer: Trainer) -> None:
+        self._service = service
+        self._trainer = trainer
+        self.num_steps_done = 0
+        config = service.config
+        profile = EncodingProfile.from_pretrained(service.model_dir)
+        self._modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
+        self._media_columns = [column.name for each in self._modalities.values() for column in each.columns()]
+        self._columns = [*ACTOR_READS, *(column.name for column in ROUTING_COLUMNS)]
+        self._snapshots: list[Path] = []
+
+    def next_batch(self, policy_version: int) -> Lease | None:
+        """Wait for a whole training batch; None when the role has to leave or nothing more will come."""
+        config = self._service.config
+        num_rows = config.prompts_per_step * config.group_size
+        while not self._service.leaving:
+            lease = self._service.queue.take(
+                "rollouts",
+                "actor",
+                max_rows=num_rows,
+                min_rows=num_rows,
+                columns=self._columns,
+                policy_version=policy_version,
+                lease_s=config.queue.lease_s,
+                deadline_s=0.5,
+            )
+            if lease.status == "rows":
+                return lease
+            if lease.status == "sealed":
+                return None
+        return None
+
+    def train(self, step: int, lease: Lease) -> None:
+        """Train on one lease, write the actor's columns, ack, and publish the next policy version."""
+        service, started = self._service, time.monotonic()
+        rows = lease.table
+        batch, group_ids = self._batch(rows)
+        fetched = time.monotonic()
+        result = self._trainer.train_step(batch)
+        trained = time.monotonic()
+        staleness = pc.subtract(step - 1, rows["policy_version_start"]).cast(pa.int32())
+        service.queue.put("rollouts", self._trained_columns(step, rows, result, staleness), writer="actor")
+        service.queue.ack("rollouts", "actor", lease_id=lease.lease_id, step=step)
+        service.queue.ack("prompts", "actor", uids=group_ids)
+        self.publish(step)
+        self.num_steps_done = step
+        timing = {
+            "time/fetch_s": fetched - started,
+            "time/train_s": trained - fetched,
+            "time/publish_s": time.monotonic() - trained,
+        }
+        service.put_metrics(step, step, result.metrics | self._data_metrics(rows, staleness) | timing)
+        service.report(state="training", step=step)
+
+    def publish(self, policy_version: int) -> None:
+        """Write the weights, then tell the control plane and the queue, in this order."""
+        snapshot = self._service.run_dir / "weights" / f"{policy_version:06d}"
+        self._trainer.publish(snapshot, policy_version)
+        self._service.control.announce_policy_version(policy_version, snapshot)
+        self._service.queue.announce("rollouts", policy_version)
+        self._snapshots.append(snapshot)
+        while len(self._snapshots) > self._service.config.checkpoint.keep_snapshots:
+            shutil.rmtree(self._snapshots.pop(0), ignore_errors=True)
+
+    def save(self, step: int, *, final: bool = False) -> None:
+        """Write a Megatron checkpoint, and at the end a Hugging Face directory beside it."""
+        self._trainer.save_checkpoint(self._service.run_dir / "checkpoint" / "megatron" / f"{step:06d}")
+        if final:
+            self._trainer.save_pretrained(self._service.run_dir / "checkpoint" / "huggingface")
+
+    def _batch(self, rows: pa.Table) -> tuple[TrainBatch, list[str]]:
+        """Return the rows as tensors' raw material, with the media of each group fetched once."""
+        row_groups = rows["group_id"].to_pylist()
+        group_ids = list(dict.fromkeys(row_groups))
+        number = {group_id: index for index, group_id in enumerate(group_ids)}
+        kept = self._service.queue.read(
+            "prompts", columns=["media_order", *self._media_columns], uids=group_ids
+        )
+        position = {uid: index for index, uid in enumerate(kept["uid"].to_pylist())}
+        missing = [group_id for group_id in group_ids if group_id not in position]
+        if missing:
+            raise ServiceError(
+                f"actor: table 'prompts' must keep the media of every group, got none for {missing[:3]}"
+            )
+        media = media_from_arrow(kept, self._modalities)
+        prompt_tokens = unpack_list(rows["prompt_token_ids"])
+        first_row = {group_id: row for row, group_id in reversed(list(enumerate(row_groups)))}
+        batch = TrainBatch(
+            prompts=[
+                PromptInputs(token_ids=prompt_tokens[first_row[group_id]], media=media[position[group_id]])
+                for group_id in group_ids
+            ],
+            groups=np.array([number[group_id] for group_id in row_groups], np.int32),
+            completion_token_ids=unpack_list(rows["completion_token_ids"]),
+            rollout_logprobs=unpack_list(rows["rollout_logprobs"]),
+            routed_experts=routing_from_arrow(rows),
+            rewards=rows["reward"].to_numpy().astype(np.float32),
+            temperature=self._service.config.rollout.temperature,
+        )
+        return batch, group_ids
+
+    def _trained_columns(
+        self, step: int, rows: pa.Table, result: StepResult, staleness: pa.ChunkedArray
+    ) -> pa.Table:
+        count = rows.num_rows
+        return pa.table(
+            {
+                "uid": rows["uid"],
+                "advantages": pack_list([[each] for each in result.advantages], pa.float32()),
+                "trainer_logprobs": pack_list([[each] for each in result.trainer_logprobs], pa.float32()),
+                "importance_ratio": pa.array(result.importance_ratio, pa.float32()),
+                "trained_policy_version": pa.array([step - 1] * count, pa.int64()),
+                "optimizer_step": pa.array([step] * count, pa.int64()),
+                "staleness": staleness,
+            }
+        )
+
+    def _data_metrics(self, rows: pa.Table, staleness: pa.ChunkedArray) -> dict[str, float]:
+        """Return mean reward, by modality too, and the age of the batch in policy versions."""
+        values = {
+            "reward/mean": pc.mean(rows["reward"]).as_py(),
+            "staleness/mean": pc.mean(staleness).as_py(),
+            "staleness/max": pc.max(staleness).as_py(),
+            "rows": rows.num_rows,
+        }
+        by_modality = rows.select(["modality", "reward"]).group_by("modality").aggregate([("reward", "mean")])
+        for group in by_modality.to_pylist():
+            values[f"reward/{group['modality']}"] = group["reward_mean"]
+        return values

@@ -1,0 +1,126 @@
+"""The preprocess role: manifest rows to prompts with encoded media. It knows nothing of answers' quality.
+
+Rows go epoch by epoch in an order that the seed decides; back-pressure is the queue's: a full `prompts` table makes
+the put wait. A broken row is put to `row_errors` once and left out from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from flight.errors import DeadlineExceededError
+from modalities.base import EncodingProfile
+from modalities.registry import load_modalities
+from relax.data.errors import RowError
+from relax.data.manifest import Manifest
+from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
+from relax.errors import ServiceError
+from relax.roles.service import Service
+from relax.run.evaluation import EXPECTED_METRIC, eval_uid
+
+CHUNK_PROMPTS = 8
+"""Prompts in one put: small enough that the first batch reaches the rollouts soon."""
+
+
+def run(service: Service) -> None:
+    """Feed prompts, and held-out prompts whenever an evaluation is asked for, until the role has to leave."""
+    config = service.config
+    stage = PreprocessStage(service)
+    if config.data.manifest is None:
+        raise ServiceError("preprocess: data.manifest must be set by the program, got nothing")
+    feed = stage.chunks(Manifest(config.data.manifest), num_workers=config.data.num_workers)
+    pending: pa.Table | None = None
+    evaluated = 0
+    service.report(state="ready")
+    while not service.leaving:
+        service.wait_while_paused()
+        evaluated = stage.put_evaluation(evaluated)
+        if pending is None:
+            pending = next(feed)
+        try:
+            service.queue.put("prompts", pending, writer="preprocess", deadline_s=0.5)
+            pending = None
+        except DeadlineExceededError:  # the table is full; look at the phase and wait again
+            continue
+
+
+class PreprocessStage:
+    """Turns manifest rows into tables of prompts."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        config = service.config
+        profile = EncodingProfile.from_pretrained(service.model_dir)
+        self._modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
+        self._builder = PromptBuilder(
+            service.model_dir,
+            self._modalities,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            max_prompt_chars=config.data.max_prompt_chars,
+        )
+        self._held_out: Manifest | None = None
+
+    def chunks(self, manifest: Manifest, num_workers: int) -> Iterator[pa.Table]:
+        """Yield this worker's share of each epoch for ever, in chunks.
+
+        Raises:
+            ServiceError: not one row of an epoch could be used.
+        """
+        index, seed = self._service.index, self._service.config.seed
+        broken: set[int] = set()
+        epoch = 0
+        while True:
+            order = np.random.default_rng([seed, epoch]).permutation(len(manifest))[index::num_workers]
+            usable = [int(line) for line in order if int(line) not in broken]
+            if not usable:
+                raise ServiceError(
+                    f"preprocess: {manifest.path} must have a usable row, got {len(order)} broken ones"
+                )
+            for start in range(0, len(usable), CHUNK_PROMPTS):
+                prompts = []
+                for line in usable[start : start + CHUNK_PROMPTS]:
+                    prompt = self._build(manifest, line)
+                    if prompt is None:
+                        broken.add(line)
+                    else:
+                        prompts.append(prompt)
+                if prompts:
+                    yield self._table(prompts, epoch, [f"{epoch}-{prompt.index}" for prompt in prompts])
+            epoch += 1
+
+    def put_evaluation(self, evaluated: int) -> int:
+        """Put the held-out prompts if a newer evaluation is asked for; return the newest one answered."""
+        config = self._service.config
+        asked = self._service.control.get("evaluate") or {"request": 0}
+        request = int(asked["request"])
+        if self._service.index or request <= evaluated or config.data.eval_manifest is None:
+            return evaluated
+        if self._held_out is None:
+            self._held_out = Manifest(config.data.eval_manifest)
+        lines = range(min(len(self._held_out), config.evaluation.max_prompts))
+        prompts = [prompt for line in lines if (prompt := self._build(self._held_out, line)) is not None]
+        if prompts:
+            uids = [eval_uid(request, prompt.index) for prompt in prompts]
+            self._service.queue.put("eval_prompts", self._table(prompts, 0, uids), writer="preprocess")
+        self._service.put_metrics(request, asked["policy_version"], {EXPECTED_METRIC: len(prompts)})
+        return request
+
+    def _build(self, manifest: Manifest, line: int) -> Prompt | None:
+        record = manifest[line]
+        built = record if isinstance(record, RowError) else self._builder.build(record)
+        if isinstance(built, RowError):
+            self._service.put_row_error(built.place, built.place, built.reason)
+            return None
+        return built
+
+    def _table(self, prompts: list[Prompt], epoch: int, uids: list[str]) -> pa.Table:
+        table = prompts_to_arrow(prompts, self._modalities)
+        count = table.num_rows
+        return (
+            table.append_column("uid", pa.array(uids, pa.string()))
+            .append_column("group_id", pa.array(uids, pa.string()))
+            .append_column("epoch", pa.array([epoch] * count, pa.int32()))
+        )

@@ -1,0 +1,80 @@
+"""What all services share: their connections, their phase and the way they end. It does no work of its own.
+
+Life cycle: connect -> `ready` -> the role's loop -> `done`, exit 0. A role leaves its loop when its phase is
+`drain` or `stop`; any exception ends the process with code 1 and the error as the last line of its log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from flight.client import QueueClient
+
+from relax.config import RunConfig
+from relax.control.member import ControlMember
+from relax.records import INSTANT
+
+
+@dataclass(kw_only=True)
+class Service:
+    """One running service: who it is and what it talks to."""
+
+    role: str
+    index: int
+    config: RunConfig
+    run_dir: Path
+    model_dir: Path
+    queue: QueueClient
+    control: ControlMember
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the role has to take no new work."""
+        return self.control.phase in ("drain", "stop")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the role has to drop even what it has in hand."""
+        return self.control.phase == "stop"
+
+    def wait_while_paused(self) -> None:
+        """Block while the phase is `pause`; heartbeats go on and a silent hub ends the wait."""
+        while self.control.phase == "pause":
+            self.control.wait_for(lambda: self.control.phase != "pause", deadline_s=1.0)
+
+    def put_metrics(self, step: int, policy_version: int, values: Mapping[str, float]) -> None:
+        """Put one row a value into `metrics`; a repeated put of the same step is ignored."""
+        count = len(values)
+        table = pa.table(
+            {
+                "uid": [f"{self.name}/{step}/{name}" for name in values],
+                "step": pa.array([step] * count, pa.int64()),
+                "policy_version": pa.array([policy_version] * count, pa.int64()),
+                "role": pa.array([self.role] * count, pa.string()),
+                "name": list(values),
+                "value": pa.array([float(value) for value in values.values()], pa.float64()),
+                "time": pa.array([datetime.now(UTC)] * count, INSTANT),
+            }
+        )
+        self.queue.put("metrics", table, writer=self.role)
+
+    def put_row_error(self, uid: str, place: str, reason: str) -> None:
+        """Count one refused row; the same uid counts once however often it is met."""
+        table = pa.table(
+            {"uid": [f"{self.role}/{uid}"], "stage": [self.role], "place": [place], "reason": [reason]}
+        )
+        self.queue.put("row_errors", table, writer=self.role)
+
+    def report(self, **facts: Any) -> None:
+        """Show what the service is doing to whoever looks at the members."""
+        self.control.set_status(json.dumps(facts))

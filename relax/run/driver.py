@@ -1,0 +1,218 @@
+"""The driver: starts the roles of a run, follows it to its end and leaves a report. It touches no sample on the way.
+
+    start -> training -> evaluation -> draining -> report          the actor has done its steps
+                 \\-- first Ctrl-C --------^                         checkpoint and report, exit 0
+                 \\-- a role dies, or second Ctrl-C -> stop          everything ends within seconds, exit not 0
+
+It looks at the run only through the queue's tables, the control plane and the processes' exit codes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from flight.client import QueueClient
+
+from flight.errors import FlightQueueError
+from flight.schema import TableSpec
+from relax.config import RunConfig
+from relax.control.hub import ControlHub
+from relax.errors import ServiceError
+from relax.launch.local import LocalSupervisor
+from relax.run.evaluation import EvaluationRounds
+from relax.run.watch import RunWatch
+
+TICK_S = 0.2
+START_DEADLINE_S = 120.0
+DRAIN_DEADLINE_S = 60.0
+
+
+class StopNowError(Exception):
+    """The user asked twice to end the run."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    exit_code: int
+    reason: str
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    report: Path | None = None
+
+
+class Driver:
+    """One run from the first process to the report."""
+
+    def __init__(
+        self, config: RunConfig, specs: Mapping[str, TableSpec], run_dir: Path, model_dir: Path
+    ) -> None:
+        self._config = config
+        self._specs = specs
+        self._run_dir = run_dir
+        self._model_dir = model_dir
+        self._interrupts = 0
+        self._expected_exits: set[str] = set()
+        self._finished: set[str] = set()
+
+    def run(self) -> Outcome:
+        """Carry the run through; never raises for what a role or the user did."""
+        previous = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            with ExitStack() as stack:
+                self._open(stack)
+                try:
+                    self._train()
+                    if not self._interrupts:
+                        self._evaluate_last()
+                    self._drain()
+                except ServiceError as error:
+                    self._watch.note(str(error))
+                    return Outcome(exit_code=1, reason=str(error))
+                except FlightQueueError as error:
+                    reason = self._death() or f"queue: {error}"
+                    return Outcome(exit_code=1, reason=reason)
+                except StopNowError:
+                    return Outcome(exit_code=130, reason="stopped at once on the second Ctrl-C")
+                reason = "drained on Ctrl-C" if self._interrupts else "all steps done"
+                report = self._watch.report(reason)
+            return Outcome(exit_code=0, reason=reason, rewards=self._watch.last_rewards(), report=report)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
+
+    def _open(self, stack: ExitStack) -> None:
+        """Start the hub, the queue and every role, in the order in which they need each other."""
+        config = self._config
+        self._hub = ControlHub()
+        stack.callback(self._hub.close)
+        self._supervisor = LocalSupervisor(self._run_dir)
+        stack.callback(self._supervisor.close)
+        self._hub.set("phase", "run")
+        uri = config.queue.uri or self._start_queue()
+        self._queue = QueueClient(uri, identity="driver")
+        stack.callback(self._queue.close)
+        for spec in self._specs.values():
+            self._queue.create_table(spec)
+        self._evaluations = EvaluationRounds(self._hub, config.evaluation.interval_steps)
+        self._watch = RunWatch(config, self._run_dir, self._queue, self._hub, self._evaluations)
+        stack.callback(self._watch.close)
+        for role, count in self._roles().items():
+            for index in range(count):
+                self._start_role(role, index, uri)
+
+    def _roles(self) -> dict[str, int]:
+        return {
+            "actor": 1,
+            "rollout": self._config.rollout.num_workers,
+            "preprocess": self._config.data.num_workers,
+            "recorder": 1,
+        }
+
+    def _start_queue(self) -> str:
+        uri_file = self._run_dir / "queue.uri"
+        words = ["-m", "flight", "serve", "--port", "0", "--uri-file", str(uri_file), "--parent-pid", str(os.getpid())]
+        self._supervisor.start("queue", [sys.executable, *words])
+        self._until(uri_file.is_file, START_DEADLINE_S, "the queue to listen")
+        return uri_file.read_text().strip()
+
+    def _start_role(self, role: str, index: int, uri: str) -> None:
+        words = ["-m", "relax.roles", role, "--index", str(index), "--run-dir", str(self._run_dir)]
+        words += ["--model-dir", str(self._model_dir), "--queue", uri, "--control", self._hub.uri]
+        words += ["--parent-pid", str(os.getpid())]
+        threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
+        env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
+        env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self._supervisor.start(f"{role}-{index}", [sys.executable, *words], env=env)
+
+    def _train(self) -> None:
+        """Follow the run until the actor has left with a checkpoint, asking for evaluations on the way."""
+        self._expected_exits.add("actor-0")
+        asked_to_drain = False
+        if self._config.data.eval_manifest:
+            self._evaluations.ask(policy_version=0)
+        while "actor-0" not in self._finished:
+            self._tick()
+            if self._config.data.eval_manifest:
+                self._evaluations.ask_when_due(self._watch.step)
+            if self._interrupts and not asked_to_drain:
+                self._watch.note("draining: finishing the step in hand (Ctrl-C again stops at once)")
+                for role in ("preprocess", "rollout", "actor"):
+                    self._leave(role)
+                asked_to_drain = True
+
+    def _evaluate_last(self) -> None:
+        """Ask the held-out prompts once more of the final weights and wait for the answers."""
+        if not self._config.data.eval_manifest:
+            return
+        self._watch.note("evaluating the final weights")
+        for _ in range(2):  # a worker may have answered a prompt before it adopted the last version
+            self._evaluations.ask(policy_version=self._watch.step)
+            deadline_s = self._config.evaluation.deadline_s
+            self._until(self._evaluations.complete, deadline_s, "the held-out answers", interruptible=True)
+            if self._interrupts or self._evaluations.fresh():
+                return
+
+    def _drain(self) -> None:
+        """End the roles in the order of the data, so that everything trained on is recorded."""
+        for role in ("preprocess", "rollout", "actor"):
+            self._leave(role)
+        self._until(
+            lambda: self._gone("preprocess", "rollout", "actor"), DRAIN_DEADLINE_S, "the roles to drain"
+        )
+        self._leave("recorder")
+        self._until(lambda: self._gone("recorder"), DRAIN_DEADLINE_S, "the recorder to finish")
+        self._watch.collect()
+
+    def _leave(self, role: str) -> None:
+        self._expected_exits |= {f"{role}-{index}" for index in range(self._roles()[role])}
+        self._hub.set(f"phase/{role}", "drain")
+
+    def _gone(self, *roles: str) -> bool:
+        return all(
+            f"{role}-{index}" in self._finished for role in roles for index in range(self._roles()[role])
+        )
+
+    def _until(
+        self, condition: Callable[[], bool], deadline_s: float, what: str, *, interruptible: bool = False
+    ) -> None:
+        started = time.monotonic()
+        while not condition():
+            if interruptible and self._interrupts:
+                return
+            if time.monotonic() - started > deadline_s:
+                raise ServiceError(
+                    f"driver: waited {deadline_s:.0f} s for {what}, got nothing; see {self._run_dir}/logs"
+                )
+            self._tick()
+
+    def _tick(self) -> None:
+        """Look at the processes, collect what came, redraw; raise when a role died or the user wants out."""
+        if self._interrupts > 1:
+            raise StopNowError
+        reason = self._death()
+        if reason:
+            raise ServiceError(reason)
+        if hasattr(self, "_watch"):
+            self._watch.collect()
+        time.sleep(TICK_S)
+
+    def _death(self) -> str:
+        """Return why the run cannot go on, or ''."""
+        reason = ""
+        for gone in self._supervisor.poll():
+            if gone.returncode == 0 and gone.name in self._expected_exits:
+                self._finished.add(gone.name)
+            else:
+                reason = str(gone)
+        return reason

@@ -1,0 +1,179 @@
+"""What the driver sees of a run: metrics, row errors and held-out answers, taken from the queue like any consumer.
+
+It feeds the progress display and the metric files, and writes the report at the end. It steers nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from flight.client import QueueClient
+
+from modalities.sources import read_bytes
+from relax.config import RunConfig
+from relax.control.hub import ControlHub
+from relax.observe.metrics import MetricsWriter
+from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
+from relax.observe.recorder import write_table
+from relax.run.evaluation import EXPECTED_METRIC, EvaluationRounds, Round, reward_by_modality
+
+TRAIN_WINDOW_STEPS = 20
+STATS_EVERY_S = 1.0
+WAITING = {"prompts": "rollout", "rollouts": "actor", "eval_prompts": "rollout"}
+"""Consumer whose ready rows count as waiting, by table."""
+
+
+class RunWatch:
+    """Collects what the roles report and shows it."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        queue: QueueClient,
+        hub: ControlHub,
+        evaluations: EvaluationRounds,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._queue = queue
+        self._hub = hub
+        self._evaluations = evaluations
+        self._metrics = MetricsWriter(run_dir)
+        self._display = ProgressDisplay(config.progress)  # type: ignore[arg-type]
+        self._display.__enter__()
+        self._started = time.monotonic()
+        self._row_errors: list[pa.Table] = []
+        self._held_out: dict[str, tuple[float, int]] = {}
+        self._waiting: dict[str, int] = {}
+        self._stats_at = 0.0
+        self._note = ""
+        self.step = 0
+
+    def note(self, text: str) -> None:
+        """Show one line for the operator."""
+        self._note = text
+        self._show()
+
+    def collect(self) -> None:
+        """Take whatever came since the last call, without waiting, and redraw."""
+        for rows in self._take("metrics"):
+            self._receive_metrics(rows)
+        self._row_errors.extend(self._take("row_errors"))
+        for rows in self._take("eval_rollouts"):
+            for round_ in self._evaluations.receive(rows):
+                self._record(round_)
+        if time.monotonic() - self._stats_at > STATS_EVERY_S:
+            self._stats_at = time.monotonic()
+            self._waiting = {
+                table: self._queue.stats(table)["consumers"][consumer]["ready"]
+                for table, consumer in WAITING.items()
+            }
+        self._show()
+
+    def last_rewards(self) -> Mapping[str, float]:
+        """Return the newest held-out reward of each modality, or the training one where none was held out."""
+        return {name: reward for name, (reward, _) in self._held_out.items()} or self._train_rewards()
+
+    def report(self, outcome: str) -> Path:
+        """Close the metrics and write the report; `outcome` says how the run ended."""
+        from relax.observe.report import ReportInputs, build_report
+
+        self.close()
+        base_dir = Path(self._config.data.eval_manifest or self._config.data.manifest or ".").parent
+        inputs = ReportInputs(
+            run_name=self._run_dir.name,
+            outcome=outcome,
+            config_text=(self._run_dir / "config.yaml").read_text(),
+            duration_s=time.monotonic() - self._started,
+            max_staleness=self._config.max_staleness,
+            rows_per_version=self._config.prompts_per_step * self._config.group_size,
+            eval_rollouts=self._evaluations.all_answers(),
+            row_errors=pa.concat_tables(self._row_errors) if self._row_errors else None,
+            media_base_dir=base_dir,
+            read_media=partial(read_bytes, base_dir=base_dir, limits=self._config.modalities.limits),
+        )
+        return build_report(self._run_dir, inputs)
+
+    def close(self) -> None:
+        """Stop the display and complete the metric files; harmless when repeated."""
+        self._display.__exit__(None, None, None)
+        self._metrics.close()
+
+    def _take(self, table: str) -> list[pa.Table]:
+        """Take and ack all that waits in `table`."""
+        taken = []
+        while True:
+            lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0)
+            if lease.status != "rows":
+                return taken
+            self._queue.ack(table, "driver", lease_id=lease.lease_id)
+            taken.append(lease.table)
+
+    def _receive_metrics(self, rows: pa.Table) -> None:
+        self._metrics.write(rows.select(["step", "policy_version", "role", "name", "value", "time"]))
+        for row in rows.select(["role", "name", "step", "value"]).to_pylist():
+            if row["role"] == "actor":
+                self.step = max(self.step, row["step"])
+            if row["name"] == EXPECTED_METRIC:
+                self._evaluations.expect(row["step"], int(row["value"]))
+
+    def _record(self, round_: Round) -> None:
+        """Note the rewards of a complete evaluation and keep its answers on disk."""
+        answers = pa.concat_tables(round_.answers)
+        rewards = reward_by_modality(answers)
+        counts = {name: answers["modality"].to_pylist().count(name) for name in rewards}
+        self._held_out = {name: (reward, counts[name]) for name, reward in rewards.items()}
+        values = {f"eval/reward/{name}": reward for name, reward in rewards.items()}
+        self._metrics.add("driver", round_.policy_version, round_.policy_version, values)
+        write_table(answers, self._run_dir / "evaluation" / f"{round_.policy_version:06d}.parquet")
+
+    def _train_rewards(self) -> dict[str, float]:
+        series = self._metrics.series
+        rewards = {}
+        for role, name in series.names():
+            if role == "actor" and name.startswith("reward/") and name != "reward/mean":
+                mean = series.mean(role, name, TRAIN_WINDOW_STEPS)
+                if mean is not None:
+                    rewards[name.removeprefix("reward/")] = mean
+        return rewards
+
+    def _show(self) -> None:
+        series, config = self._metrics.series, self._config
+        train = self._train_rewards()
+        rewards = {
+            name: ModalityReward(
+                train=train.get(name),
+                held_out=self._held_out.get(name, (None, 0))[0],
+                num_held_out=self._held_out.get(name, (None, 0))[1],
+            )
+            for name in sorted(set(train) | set(self._held_out))
+        }
+        points = series.points("actor", "rows")[-TRAIN_WINDOW_STEPS:]
+        span_s = points[-1].time_s - points[0].time_s if len(points) > 1 else 0.0
+        mean, most = series.last("actor", "staleness/mean"), series.last("actor", "staleness/max")
+        rows_per_version = config.prompts_per_step * config.group_size
+        self._display.update(
+            ProgressState(
+                run_name=self._run_dir.name,
+                step=self.step,
+                num_steps=config.num_steps,
+                policy_version=self.step,
+                elapsed_s=time.monotonic() - self._started,
+                step_s=span_s / (len(points) - 1) if span_s else None,
+                samples_per_s=sum(point.value for point in points[1:]) / span_s if span_s else None,
+                rewards=rewards,
+                staleness_mean=mean.value if mean else None,
+                staleness_max=int(most.value) if most else None,
+                max_staleness=config.max_staleness,
+                rows_per_version=rows_per_version,
+                rows_waiting=self._waiting,
+                roles={name: member.state for name, member in self._hub.members().items()},
+                num_row_errors=sum(part.num_rows for part in self._row_errors),
+                note=self._note,
+            )
+        )

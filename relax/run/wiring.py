@@ -1,0 +1,143 @@
+"""The check before anything starts: files, plug-ins, memory, and every role's columns against the tables.
+
+It starts no process, opens no media and imports no torch; what it refuses would have been a hang or a crash later.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from flight.errors import FlightQueueError
+from flight.schema import KEY_COLUMNS, TableSpec
+from modalities.base import EncodingProfile
+from modalities.errors import ModalityError
+from modalities.registry import load_modalities
+from modalities.routing import routing_columns
+from relax.config import RunConfig
+from relax.errors import ConfigError, WiringError
+from relax.models.spec import ThinkerSpec
+from relax.records import WRITES, RunShape, table_specs
+from relax.rollout.rewards import load_reward
+
+TRAINING_COPIES = 4
+"""Copies of the weights in the actor: parameters, gradients and two Adam moments."""
+
+
+def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
+    """Return the tables of the run, or say what does not fit.
+
+    Raises:
+        ConfigError: a file, a plug-in or a number of the configuration cannot be.
+        WiringError: a role writes or needs a column that its table lacks.
+    """
+    _check_files(config)
+    try:
+        load_reward(config.rollout.reward)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"rollout.reward: {error}") from error
+    if config.prompts_per_step < config.rollout.num_workers:
+        raise ConfigError(
+            f"prompts_per_step: must be at least rollout.num_workers={config.rollout.num_workers}, "
+            f"got {config.prompts_per_step}"
+        )
+    specs = build_tables(config)
+    check_columns(specs, WRITES)
+    _check_memory(config)
+    return specs
+
+
+def build_tables(config: RunConfig) -> dict[str, TableSpec]:
+    """Return the specifications of the run's tables, with the columns of every modality in use."""
+    profile, routing = EncodingProfile(), routing_columns()
+    if config.model.path is not None:
+        profile = EncodingProfile.from_pretrained(config.model.path)
+        routing = routing_columns(ThinkerSpec.from_pretrained(config.model.path).num_experts)
+    try:
+        modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
+    except (ModalityError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"modalities.extra: {error}") from error
+    shape = RunShape(
+        prompts_per_step=config.prompts_per_step,
+        group_size=config.group_size,
+        max_staleness=config.max_staleness,
+        staleness_policy=config.staleness_policy,  # type: ignore[arg-type]
+        lookahead_steps=config.data.lookahead_steps,
+        num_eval_prompts=config.evaluation.max_prompts,
+        capacity_bytes=config.queue.capacity_bytes,
+    )
+    media_columns = [column for modality in modalities.values() for column in modality.columns()]
+    try:
+        return table_specs(shape, media_columns, routing)
+    except FlightQueueError as error:
+        raise WiringError(f"tables: {error}") from error
+
+
+def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[str, object]]) -> None:
+    """Check that what each role writes exists, and that somebody writes what each consumer needs.
+
+    Raises:
+        WiringError: names the role, the table and the column.
+    """
+    written: dict[str, set[str]] = {name: set() for name in specs}
+    for role, tables in writes.items():
+        for table, columns in tables.items():
+            if table not in specs:
+                raise WiringError(f"role {role!r}: table must be one of {sorted(specs)}, got {table!r}")
+            unknown = sorted(set(columns) - set(specs[table].columns_by_name))  # type: ignore[call-overload]
+            if unknown:
+                raise WiringError(f"role {role!r}: columns of table {table!r} must exist, got {unknown}")
+            written[table] |= set(columns)  # type: ignore[call-overload]
+    for name, spec in specs.items():
+        optional = {column.name for column in spec.columns if column.nullable}
+        for consumer in spec.consumers:
+            missing = sorted(set(consumer.columns) - written[name] - optional - set(KEY_COLUMNS))
+            if missing:
+                raise WiringError(
+                    f"consumer {consumer.name!r} of table {name!r}: nobody writes its columns {missing}"
+                )
+
+
+def _check_files(config: RunConfig) -> None:
+    for key, value in (
+        ("data.manifest", config.data.manifest),
+        ("data.eval_manifest", config.data.eval_manifest),
+    ):
+        if value is not None and not Path(value).is_file():
+            raise ConfigError(f"{key}: must be a JSONL file, got {value!r}, where there is none")
+    if config.model.path is not None:
+        model_dir = Path(config.model.path)
+        for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+            if not (model_dir / name).is_file():
+                raise ConfigError(
+                    f"model.path: must be a Hugging Face directory with {name}, got {config.model.path!r}"
+                )
+        if not list(model_dir.glob("*.safetensors")):
+            raise ConfigError(f"model.path: must hold safetensors files, got none in {config.model.path!r}")
+
+
+def _check_memory(config: RunConfig) -> None:
+    if config.model.path is None:
+        return
+    weight_bytes = sum(_tensor_bytes(path) for path in Path(config.model.path).glob("*.safetensors"))
+    needed = weight_bytes * (TRAINING_COPIES + config.rollout.num_workers)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ConfigError(
+            f"model.path: weights of {weight_bytes / 1e9:.1f} GB need about {needed / 1e9:.1f} GB for one actor and "
+            f"{config.rollout.num_workers} rollout service(s), got {available / 1e9:.1f} GB of free memory"
+        )
+
+
+def _tensor_bytes(path: Path) -> int:
+    """Return the bytes of all tensors from the file's header alone."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return max(
+        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+    )

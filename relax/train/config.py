@@ -1,0 +1,96 @@
+"""The trainer's configuration and its learning-rate schedule. It imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from relax.errors import ConfigError
+
+DECAYS = ("constant", "linear", "cosine")
+OPTIMIZER_TESTS = (
+    ("lr", lambda c: c.lr > 0, "above 0"),
+    (
+        "tower_lr",
+        lambda c: c.tower_lr is None or c.tower_lr > 0,
+        "above 0, or absent for that of the language model",
+    ),
+    ("warmup_steps", lambda c: c.warmup_steps >= 0, "at least 0"),
+    ("lr_decay", lambda c: c.lr_decay in DECAYS, f"one of {', '.join(DECAYS)}"),
+    ("min_lr_ratio", lambda c: 0 <= c.min_lr_ratio <= 1, "from 0 to 1"),
+    ("beta1", lambda c: 0 <= c.beta1 < 1, "at least 0 and below 1"),
+    ("beta2", lambda c: 0 <= c.beta2 < 1, "at least 0 and below 1"),
+    ("epsilon", lambda c: c.epsilon > 0, "above 0"),
+    ("weight_decay", lambda c: c.weight_decay >= 0, "at least 0"),
+    (
+        "max_grad_norm",
+        lambda c: c.max_grad_norm is None or c.max_grad_norm > 0,
+        "above 0, or absent for no clipping",
+    ),
+    ("max_tokens_per_micro_batch", lambda c: c.max_tokens_per_micro_batch >= 1, "at least 1"),
+    ("num_threads", lambda c: c.num_threads >= 1, "at least 1"),
+)
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    """One trainer process: the optimizer, its schedule, memory and what is trained."""
+
+    lr: float = 1e-3
+    """Learning rate of the language model after warm-up."""
+    tower_lr: float | None = None
+    """Learning rate of the image, video and audio towers; absent: `lr`."""
+    freeze_towers: bool = False
+    """Train the language model alone."""
+    warmup_steps: int = 5
+    """Optimizer steps in which the learning rate grows from nothing to its full value."""
+    lr_decay: str = "constant"
+    """After warm-up: `constant`, `linear` or `cosine` down to `min_lr_ratio` at step `decay_steps`."""
+    decay_steps: int | None = None
+    """Optimizer step at which the decay ends; needed unless `lr_decay` is constant."""
+    min_lr_ratio: float = 0.1
+    """Learning rate at the end of the decay, as a part of the full one."""
+    beta1: float = 0.9
+    """AdamW's decay of the gradient mean."""
+    beta2: float = 0.99
+    """AdamW's decay of the squared gradient mean."""
+    epsilon: float = 1e-8
+    """AdamW's floor of the denominator."""
+    weight_decay: float = 0.0
+    """AdamW's decay of weight matrices, a step and unit of learning rate; norms and biases are not decayed."""
+    max_grad_norm: float | None = 1.0
+    """Largest total gradient norm; larger ones are scaled down. Absent: none."""
+    max_tokens_per_micro_batch: int = 16384
+    """Most tokens, padding included, that go through the language model at a time."""
+    share_prompts: bool = True
+    """Run a group's prompt once and its completions as branches of it; off: a whole sequence for each row."""
+    routing_replay: bool = True
+    """Mixture-of-experts layers use the experts that the rollout used (R3)."""
+    recompute: bool = False
+    """Run the decoder layers again in the backward pass instead of keeping their activations."""
+    num_threads: int = 1
+    """CPU threads of torch."""
+
+    def __post_init__(self) -> None:
+        for key, test, rule in OPTIMIZER_TESTS:
+            value = getattr(self, key)
+            if (isinstance(value, float) and not math.isfinite(value)) or not test(self):
+                raise ConfigError(f"actor.{key}: must be {rule}, got {value!r}")
+        if self.lr_decay != "constant" and (
+            self.decay_steps is None or self.decay_steps <= self.warmup_steps
+        ):
+            raise ConfigError(
+                f"actor.decay_steps: must be above warmup_steps ({self.warmup_steps}) with lr_decay {self.lr_decay}, "
+                f"got {self.decay_steps}"
+            )
+
+
+def lr_multiplier(config: TrainerConfig, step: int) -> float:
+    """Return the part of the full learning rate that optimizer step `step` (from 1) uses."""
+    if step < config.warmup_steps:
+        return step / config.warmup_steps
+    if config.lr_decay == "constant" or config.decay_steps is None:
+        return 1.0
+    done = min(1.0, (step - config.warmup_steps) / (config.decay_steps - config.warmup_steps))
+    shape = 1 - done if config.lr_decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape

@@ -1,0 +1,212 @@
+"""The thinker's text model on Megatron-core: embeddings in, logits at chosen positions out.
+
+It knows nothing of pictures or sounds: the caller splices the towers' outputs into the embeddings and names the
+places where deepstack features are added. Weights come and go through `relax.train.names`.
+
+Shapes: T tokens of a sequence, B sequences, H hidden size, V vocabulary, N chosen positions, S visual places,
+L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from relax.errors import TrainingError
+from relax.train.attention import InterleavedRotary, PlainNorm, layer_spec
+from relax.train.mcore_compat import GPTModel, TopKRouter, TransformerBlockSubmodules, TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderInputs:
+    """What the decoder reads. Padding is on the right; a mask is needed only where causal order is not enough."""
+
+    embeds_TBH: Tensor
+    position_ids_3BT: Tensor
+    hidden_B1TT: Tensor | None = None
+    """bool, True where a token (first T) must not see another (second T); None: causal."""
+    deepstack: Sequence[Tensor] = ()
+    """For each of the first layers what it adds at the visual places, [S, H]. With activation recompute it must
+    not share a graph with the embeddings or between layers (`PromptTable.leaves` cuts it)."""
+    visual_place_S: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    """Places of the visual tokens in the flattened [T * B] sequence."""
+
+
+class ThinkerLanguageModel(GPTModel):
+    """Megatron-core's GPT with interleaved rotary positions, deepstack, and logits only where they are asked."""
+
+    def __init__(self, text_config: Any, *, tied: bool = False, recompute: bool = False) -> None:
+        config = transformer_config(text_config, recompute=recompute)
+        super().__init__(
+            config=config,
+            transformer_layer_spec=_block_spec(text_config),
+            vocab_size=text_config.vocab_size,
+            max_sequence_length=text_config.max_position_embeddings,
+            position_embedding_type="none",
+            share_embeddings_and_output_weights=tied,
+        )
+        rope = text_config.rope_parameters
+        sections = tuple(rope.get("mrope_section") or (config.kv_channels // 2, 0, 0))
+        self.rotary = InterleavedRotary(config.kv_channels, rope["rope_theta"], sections)
+        self._deepstack: list[tuple[Tensor, Tensor]] = []
+        for number, layer in enumerate(self.decoder.layers):
+            layer.register_forward_hook(_AddDeepstack(self, number))
+
+    @property
+    def routers(self) -> list[TopKRouter]:
+        """Routers of the layers that have experts, first layer first."""
+        return [module for module in self.decoder.modules() if isinstance(module, TopKRouter)]
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """Return the embeddings of token ids of any shape, [..., H]."""
+        return self.embedding.word_embeddings(token_ids)
+
+    def hidden_states(self, inputs: DecoderInputs) -> Tensor:
+        """Return the normalised last hidden states [T, B, H].
+
+        Raises:
+            TrainingError: there are more deepstack features than layers.
+        """
+        if len(inputs.deepstack) > len(self.decoder.layers):
+            raise TrainingError(
+                f"hidden_states: deepstack must be for at most {len(self.decoder.layers)} layers, "
+                f"got {len(inputs.deepstack)}"
+            )
+        # Kept until the next call: activation recompute runs the layers, and their hooks, again in backward.
+        self._deepstack = [(inputs.visual_place_S, features) for features in inputs.deepstack]
+        return self.decoder(
+            hidden_states=inputs.embeds_TBH,
+            attention_mask=inputs.hidden_B1TT,
+            rotary_pos_emb=self.rotary(inputs.position_ids_3BT),
+        )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of chosen hidden states, [N, H] to [N, V]."""
+        weight = (
+            self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        )
+        return self.output_layer(hidden[:, None], weight=weight)[0][:, 0]
+
+
+class _AddDeepstack:
+    """Forward hook of one decoder layer: add the visual features of this step, if there are any for the layer."""
+
+    def __init__(self, model: ThinkerLanguageModel, number: int) -> None:
+        self._model = model
+        self._number = number
+
+    def __call__(self, layer: Any, arguments: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any] | None:
+        if self._number >= len(self._model._deepstack):
+            return None
+        place_S, features_SH = self._model._deepstack[self._number]
+        hidden_TBH, context = output
+        added = hidden_TBH.flatten(0, 1).index_add(0, place_S, features_SH.to(hidden_TBH.dtype))
+        return added.view_as(hidden_TBH), context
+
+
+def transformer_config(text_config: Any, *, recompute: bool = False) -> TransformerConfig:
+    """Translate a Hugging Face text configuration (Qwen3 family, dense or MoE) for one process in fp32.
+
+    Raises:
+        TrainingError: the configuration asks for what the layers here do not do.
+    """
+    _check_supported(text_config)
+    settings: dict[str, Any] = {
+        "num_layers": text_config.num_hidden_layers,
+        "hidden_size": text_config.hidden_size,
+        "num_attention_heads": text_config.num_attention_heads,
+        "num_query_groups": text_config.num_key_value_heads,
+        "kv_channels": _head_size(text_config),
+        "ffn_hidden_size": text_config.intermediate_size,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": text_config.rms_norm_eps,
+        "qk_layernorm": True,
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": bool(getattr(text_config, "attention_bias", False)),
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": torch.float32,
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "persist_layer_norm": False,
+        "masked_softmax_fusion": False,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "cuda_graph_scope": [],
+    }
+    if _num_experts(text_config):
+        settings |= {
+            "num_moe_experts": text_config.num_experts,
+            "moe_router_topk": text_config.num_experts_per_tok,
+            "moe_ffn_hidden_size": text_config.moe_intermediate_size,
+            "moe_layer_freq": [int(is_moe) for is_moe in moe_layers(text_config)],
+            "moe_router_pre_softmax": not text_config.norm_topk_prob,
+            "moe_router_dtype": "fp32",
+            "moe_router_load_balancing_type": "none",
+            "moe_aux_loss_coeff": 0.0,
+            "moe_token_dispatcher_type": "alltoall",
+            "moe_grouped_gemm": False,
+            "moe_permute_fusion": False,
+            "moe_enable_routing_replay": True,
+        }
+    if recompute:
+        settings |= {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return TransformerConfig(**settings)
+
+
+def moe_layers(text_config: Any) -> list[bool]:
+    """Return for every layer whether it has experts."""
+    if not _num_experts(text_config):
+        return [False] * text_config.num_hidden_layers
+    dense = set(text_config.mlp_only_layers or ())
+    step = text_config.decoder_sparse_step
+    return [n not in dense and (n + 1) % step == 0 for n in range(text_config.num_hidden_layers)]
+
+
+def _block_spec(text_config: Any) -> TransformerBlockSubmodules:
+    num_experts = _num_experts(text_config)
+    width = text_config.intermediate_size
+    layers = [layer_spec(num_experts if is_moe else None, width) for is_moe in moe_layers(text_config)]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=PlainNorm)
+
+
+def _num_experts(text_config: Any) -> int | None:
+    return getattr(text_config, "num_experts", None) or None
+
+
+def _head_size(text_config: Any) -> int:
+    return (
+        getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
+    )
+
+
+def _check_supported(text_config: Any) -> None:
+    rope = text_config.rope_parameters
+    sections = rope.get("mrope_section")
+    for what, value, allowed in (
+        ("hidden_act", text_config.hidden_act, "silu"),
+        ("rope_parameters.rope_type", rope["rope_type"], "default"),
+        (
+            "rope_parameters.mrope_interleaved",
+            bool(rope.get("mrope_interleaved", True)) or not sections,
+            True,
+        ),
+        ("use_sliding_window", bool(getattr(text_config, "use_sliding_window", False)), False),
+    ):
+        if value != allowed:
+            raise TrainingError(
+                f"language model: {what} must be {allowed!r}, got {value!r}; not supported yet"
+            )
