@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from modalities.errors import MediaLimitError
+from modalities.errors import MediaLimitError, ModalityError
 
 MAX_ELEMENTS = 2**31 - 1
 """An Arrow list counts its elements in 32 bits."""
@@ -77,3 +77,16 @@ def unpack_list(column: pa.Array | pa.ChunkedArray) -> list[np.ndarray | None]:
             )
         ]
     return rows
+
+
+def unpack_present(column: pa.Array | pa.ChunkedArray) -> list[np.ndarray]:
+    """Return each row as `unpack_list` does, for a column that must not be null.
+
+    Raises:
+        ModalityError: a row is null.
+    """
+    rows = unpack_list(column)
+    present = [row for row in rows if row is not None]
+    if len(present) != len(rows):
+        raise ModalityError(f"list column: every row must be there, got {len(rows) - len(present)} null rows")
+    return present

@@ -22,7 +22,7 @@ from typing import IO
 from urllib.parse import unquote_to_bytes
 
 from modalities.base import MediaLimits
-from modalities.errors import SourceError
+from modalities.errors import MediaError, SourceError
 
 _ARCHIVE = re.compile(
     r"^(?P<archive>.+?\.(?:zip|tar|tgz|tar\.gz|tar\.bz2|tar\.xz))!(?P<member>.+)$", re.IGNORECASE
@@ -73,19 +73,22 @@ def shown(source: str) -> str:
 
 def _read_file(path: Path, limits: MediaLimits) -> bytes:
     try:
-        # Non-blocking, so that a named pipe is refused below instead of waited for.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError("file must be a regular file, got a pipe or device", shown(str(path)))
+            limits.check_bytes(status.st_size)
+            return _read_limited(file, limits)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        if isinstance(error, MediaError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
         raise SourceError(f"file must be readable, got {reason}", shown(str(path))) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise SourceError(
-                "file must be a regular file, got a directory, pipe or device", shown(str(path))
-            )
-        limits.check_bytes(status.st_size)
-        return _read_limited(file, limits)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a named pipe too without waiting for its writer, so that it can be refused."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read_limited(file: IO[bytes], limits: MediaLimits) -> bytes:
@@ -129,7 +132,7 @@ def _read_member(archive: Path, member: str, limits: MediaLimits) -> bytes:
     except (zipfile.BadZipFile, tarfile.TarError) as error:
         raise SourceError(f"archive must be whole, got {error}", place) from error
     except damage as error:
-        if isinstance(error, SourceError | MemoryError) or hasattr(error, "reason"):
+        if isinstance(error, MediaError):
             raise
         raise SourceError(f"archive member must be readable, got {error}", place) from error
 
@@ -145,6 +148,6 @@ def _read_url(source: str, limits: MediaLimits) -> bytes:
         with fsspec.open(source, "rb") as file:
             return _read_limited(file, limits)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        if hasattr(error, "reason") and hasattr(error, "place"):
+        if isinstance(error, MediaError):
             raise
         raise SourceError(f"URL must be readable, got {error}", shown(source)) from error

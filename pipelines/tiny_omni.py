@@ -3,18 +3,20 @@
     python pipelines/tiny_omni.py --out data/tiny_omni-0 --seed 0 --manifest data/toy_omni/train.jsonl
 
 Random weights, then a warm-up on the answer format alone (`relax.models.warm_up`). Of the manifest only the wording
-of the questions and the sets of their answers are used, never media nor which answer is right. Nothing is done
-when the directory is there already; it appears whole or not at all.
+of the questions and the sets of their answers are used, never media nor which answer is right. A directory that was
+made from the same seed and questions is left alone; a new one appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,18 +24,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the program runs from a clone that is not installed
 
 from relax.data.manifest import Manifest, Record  # noqa: E402  (after the path)
-from relax.errors import RelaxError  # noqa: E402
+from relax.errors import RelaxError, WiringError  # noqa: E402
+
+if TYPE_CHECKING:
+    from relax.models.warm_up import Question, WarmUpConfig
+
+VERSION = 1
+"""Raised when the same seed and questions would give another model."""
+STAMP = "tiny_omni.json"
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="directory to make; left as it is when it exists")],
+    out: Annotated[Path, typer.Option(help="directory to make")],
     manifest: Annotated[Path, typer.Option(help="JSONL manifest whose questions the model learns to answer")],
     seed: Annotated[int, typer.Option(help="decides weights and warm-up")] = 0,
 ) -> None:
     """Make a tiny Qwen3-Omni-MoE thinker that answers in the right form, at chance."""
-    if out.exists():
-        typer.echo(f"tiny model: {out} is there already")
-        return
     try:
         typer.echo(make(out, manifest, seed))
     except (OSError, RelaxError) as error:
@@ -41,31 +47,67 @@ def main(
         raise typer.Exit(1) from error
 
 
-def make(out: Path, manifest: Path, seed: int) -> str:
-    """Make the model beside its final place, rename it there, and return one line about it."""
+def make(out: Path, manifest: Path, seed: int, warm_up: WarmUpConfig | None = None) -> str:
+    """Make the model unless `out` has it, and return one line about it.
+
+    Raises:
+        WiringError: `out` holds something that this program has not made.
+        RelaxError: the manifest is missing or has no usable question.
+    """
+    started = time.monotonic()
     import torch
 
-    from relax.models.tiny import make_tiny_omni
-    from relax.models.warm_up import questions_of, warm_up_format
+    from relax.models.warm_up import WarmUpConfig, questions_of
 
-    started = time.monotonic()
     torch.set_num_threads(1)  # the tensors are too small to share
+    steps = warm_up or WarmUpConfig()
     questions = questions_of(row for row in Manifest(manifest) if isinstance(row, Record))
-    words = sorted({word for question in questions for word in question.answers})
-    sentences = [words for question in questions for _, parts in question.turns for _, words in parts]
+    stamp = _stamp(seed, questions, steps)
+    found = _read_stamp(out)
+    if found == stamp:
+        return f"tiny model: {out} is there already"
     partial = out.parent / f".{out.name}.{os.getpid()}.partial"
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        make_tiny_omni(partial, seed=seed, corpus=[*sentences, *words])
-        report = warm_up_format(partial, questions, seed=seed)
+        line = _build(partial, questions, seed, steps)
+        (partial / STAMP).write_text(json.dumps(stamp) + "\n")
+        if found is not None:
+            shutil.rmtree(out)
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return f"tiny model: {out} made from seed {seed} in {time.monotonic() - started:.1f} s; {line}"
+
+
+def _build(directory: Path, questions: list[Question], seed: int, warm_up: WarmUpConfig) -> str:
+    from relax.models.tiny import make_tiny_omni
+    from relax.models.warm_up import warm_up_format
+
+    answers = sorted({answer for question in questions for answer in question.answers})
+    sentences = [words for question in questions for _, parts in question.turns for _, words in parts]
+    make_tiny_omni(directory, seed=seed, corpus=[*sentences, *answers])
+    report = warm_up_format(directory, questions, seed=seed, config=warm_up)
     return (
-        f"tiny model: {out} made from seed {seed} in {time.monotonic() - started:.1f} s; "
         f"{report.num_questions} questions, well-formed answers {report.format_share:.3f}, "
         f"right by chance {report.chance_accuracy:.3f}"
     )
+
+
+def _stamp(seed: int, questions: list[Question], warm_up: WarmUpConfig) -> dict[str, object]:
+    made_from = hashlib.blake2b(repr((questions, warm_up)).encode(), digest_size=16).hexdigest()
+    return {"version": VERSION, "seed": seed, "made_from": made_from}
+
+
+def _read_stamp(out: Path) -> object:
+    """Return what `out` was made from, None when there is no such directory."""
+    if not out.exists():
+        return None
+    try:
+        return json.loads((out / STAMP).read_text())
+    except (OSError, ValueError) as error:
+        raise WiringError(
+            f"{out}: must be absent or a model that this program made, got other files; name another place"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -164,14 +164,14 @@ class RunConfig:
         ):
             if value < minimum:
                 raise ConfigError(f"{key}: must be at least {minimum}, got {value}")
-        for key, value, choices in (
+        for key, word, choices in (
             ("staleness_policy", self.staleness_policy, ("pace", "drop")),
             ("progress", self.progress, ("auto", "live", "plain")),
             ("rollout.engine", self.rollout.engine, ("torch",)),
         ):
-            if value not in choices:
+            if word not in choices:
                 raise ConfigError(
-                    f"{key}: must be one of {', '.join(choices)}, got {value!r}{_nearest(value, choices)}"
+                    f"{key}: must be one of {', '.join(choices)}, got {word!r}{_nearest(word, choices)}"
                 )
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
@@ -211,10 +211,13 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 def _build(merged: DictConfig) -> RunConfig:
     try:
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        built = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         cause = error.__cause__ or error
         raise ConfigError(f"configuration: {str(cause).splitlines()[0]}") from error
+    if not isinstance(built, RunConfig):
+        raise ConfigError(f"configuration: must be a run's, got {type(built).__name__}")
+    return built
 
 
 def _read_yaml(path: Path) -> DictConfig:
@@ -241,7 +244,7 @@ def _parse_word(word: str) -> DictConfig:
 def _known_keys(cls: Any, prefix: str = "") -> Iterator[str]:
     for item in fields(cls):
         yield prefix + item.name
-        default = item.default_factory if callable(item.default_factory) else None  # type: ignore[misc]
+        default = item.default_factory if callable(item.default_factory) else None
         if is_dataclass(default):
             yield from _known_keys(default, f"{prefix}{item.name}.")
 

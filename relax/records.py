@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from flight.schema import Column, ConsumerSpec, StalenessPolicy, StalenessSpec, TableSpec, TicketSpec
 
@@ -251,3 +252,9 @@ WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
     },
 }
 """Columns that each role writes, by table: the other half of the wiring check."""
+
+
+def mean_rewards(rows: pa.Table) -> dict[str, float]:
+    """Return the mean of `reward` for each `modality` among rows of a rollouts table, in alphabetical order."""
+    names = sorted(pc.unique(rows["modality"]).to_pylist())
+    return {name: pc.mean(rows["reward"].filter(pc.equal(rows["modality"], name))).as_py() for name in names}

@@ -8,22 +8,21 @@ after its columns are in the queue, and new prompts are admitted only after the 
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from flight.client import Lease
 
+from flight.client import Lease
 from modalities.base import EncodingProfile
-from modalities.packing import pack_list, unpack_list
+from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
 from modalities.routing import ROUTING_COLUMNS, routing_from_arrow
 from relax.data.prompts import media_from_arrow
 from relax.errors import ServiceError
 from relax.models.inputs import PromptInputs
-from relax.records import ACTOR_READS
+from relax.records import ACTOR_READS, mean_rewards
 from relax.roles.service import Service
 from relax.train.batch import TrainBatch
 from relax.train.trainer import StepResult, Trainer
@@ -68,16 +67,17 @@ class Actor:
         config = self._service.config
         num_rows = config.prompts_per_step * config.group_size
         while not self._service.leaving:
-            lease = self._service.queue.take(
-                "rollouts",
-                "actor",
-                max_rows=num_rows,
-                min_rows=num_rows,
-                columns=self._columns,
-                policy_version=policy_version,
-                lease_s=config.queue.lease_s,
-                deadline_s=0.5,
-            )
+            with self._service.clock.part("wait"):
+                lease = self._service.queue.take(
+                    "rollouts",
+                    "actor",
+                    max_rows=num_rows,
+                    min_rows=num_rows,
+                    columns=self._columns,
+                    policy_version=policy_version,
+                    lease_s=config.queue.lease_s,
+                    deadline_s=0.5,
+                )
             if lease.status == "rows":
                 return lease
             if lease.status == "sealed":
@@ -86,24 +86,23 @@ class Actor:
 
     def train(self, step: int, lease: Lease) -> None:
         """Train on one lease, write the actor's columns, ack, and publish the next policy version."""
-        service, started = self._service, time.monotonic()
-        rows = lease.table
-        batch, group_ids = self._batch(rows)
-        fetched = time.monotonic()
-        result = self._trainer.train_step(batch)
-        trained = time.monotonic()
+        service, rows = self._service, lease.table
+        with service.clock.part("fetch"):
+            batch, group_ids = self._batch(rows)
+        with service.clock.part("train"):
+            result = self._trainer.train_step(batch)
         staleness = pc.subtract(step - 1, rows["policy_version_start"]).cast(pa.int32())
-        service.queue.put("rollouts", self._trained_columns(step, rows, result, staleness), writer="actor")
-        service.queue.ack("rollouts", "actor", lease_id=lease.lease_id, step=step)
-        service.queue.ack("prompts", "actor", uids=group_ids)
-        self.publish(step)
+        with service.clock.part("put"):
+            service.queue.put(
+                "rollouts", self._trained_columns(step, rows, result, staleness), writer="actor"
+            )
+            service.queue.ack("rollouts", "actor", lease_id=lease.lease_id, step=step)
+            service.queue.ack("prompts", "actor", uids=group_ids)
+        with service.clock.part("publish"):
+            self.publish(step)
         self.num_steps_done = step
-        timing = {
-            "time/fetch_s": fetched - started,
-            "time/train_s": trained - fetched,
-            "time/publish_s": time.monotonic() - trained,
-        }
-        service.put_metrics(step, step, result.metrics | self._data_metrics(rows, staleness) | timing)
+        metrics = result.metrics | self._data_metrics(rows, staleness) | service.clock.report()
+        service.put_metrics(step, step, metrics)
         service.report(state="training", step=step)
 
     def publish(self, policy_version: int) -> None:
@@ -137,7 +136,7 @@ class Actor:
                 f"actor: table 'prompts' must keep the media of every group, got none for {missing[:3]}"
             )
         media = media_from_arrow(kept, self._modalities)
-        prompt_tokens = unpack_list(rows["prompt_token_ids"])
+        prompt_tokens = unpack_present(rows["prompt_token_ids"])
         first_row = {group_id: row for row, group_id in reversed(list(enumerate(row_groups)))}
         batch = TrainBatch(
             prompts=[
@@ -145,8 +144,8 @@ class Actor:
                 for group_id in group_ids
             ],
             groups=np.array([number[group_id] for group_id in row_groups], np.int32),
-            completion_token_ids=unpack_list(rows["completion_token_ids"]),
-            rollout_logprobs=unpack_list(rows["rollout_logprobs"]),
+            completion_token_ids=unpack_present(rows["completion_token_ids"]),
+            rollout_logprobs=unpack_present(rows["rollout_logprobs"]),
             routed_experts=routing_from_arrow(rows),
             rewards=rows["reward"].to_numpy().astype(np.float32),
             temperature=self._service.config.rollout.temperature,
@@ -177,7 +176,6 @@ class Actor:
             "staleness/max": pc.max(staleness).as_py(),
             "rows": rows.num_rows,
         }
-        by_modality = rows.select(["modality", "reward"]).group_by("modality").aggregate([("reward", "mean")])
-        for group in by_modality.to_pylist():
-            values[f"reward/{group['modality']}"] = group["reward_mean"]
+        for modality, reward in mean_rewards(rows).items():
+            values[f"reward/{modality}"] = reward
         return values

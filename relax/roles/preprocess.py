@@ -24,6 +24,8 @@ from relax.run.evaluation import EXPECTED_METRIC, eval_uid
 CHUNK_PROMPTS = 8
 """Prompts in one put: small enough that the first batch reaches the rollouts soon."""
 
+REPORT_EVERY_CHUNKS = 30
+
 
 def run(service: Service) -> None:
     """Feed prompts, and held-out prompts whenever an evaluation is asked for, until the role has to leave."""
@@ -33,18 +35,23 @@ def run(service: Service) -> None:
         raise ServiceError("preprocess: data.manifest must be set by the program, got nothing")
     feed = stage.chunks(Manifest(config.data.manifest), num_workers=config.data.num_workers)
     pending: pa.Table | None = None
-    evaluated = 0
+    evaluated = num_chunks = 0
     service.report(state="ready")
     while not service.leaving:
         service.wait_while_paused()
         evaluated = stage.put_evaluation(evaluated)
         if pending is None:
-            pending = next(feed)
+            with service.clock.part("encode"):
+                pending = next(feed)
         try:
-            service.queue.put("prompts", pending, writer="preprocess", deadline_s=0.5)
-            pending = None
+            with service.clock.part("put"):
+                service.queue.put("prompts", pending, writer="preprocess", deadline_s=0.5)
         except DeadlineExceededError:  # the table is full; look at the phase and wait again
             continue
+        pending = None
+        num_chunks += 1
+        if num_chunks % REPORT_EVERY_CHUNKS == 0:
+            service.put_times(num_chunks)
 
 
 class PreprocessStage:

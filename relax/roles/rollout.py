@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 import zlib
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
-from flight.client import Lease
 
+from flight.client import Lease
 from modalities.base import EncodingProfile
-from modalities.packing import pack_list, unpack_list
+from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
 from modalities.routing import routing_to_arrow
 from relax.data.prompts import media_from_arrow
@@ -26,7 +27,7 @@ from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
 from relax.rollout.rewards import Reward, RewardInput, load_reward
 
-COPIED = (
+REPEATED = (
     "prompt_index",
     "epoch",
     "modality",
@@ -35,16 +36,28 @@ COPIED = (
     "reference_answer",
     "media_paths",
 )
+"""Columns of a prompt that each of its rollouts repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How a lease of prompts is answered."""
+class Stream:
+    """One kind of work: where prompts come from, where rollouts go, and how they are sampled."""
 
-    table: str
+    prompts: str
+    rollouts: str
     num_samples: int
     temperature: float
-    greedy: bool
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """What became of a lease of prompts: groups that are whole, and prompts that failed, by uid."""
+
+    rows: list[int] = field(default_factory=list)
+    groups: list[list[Completion]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    aborted: list[str] = field(default_factory=list)
 
 
 def run(service: Service) -> None:
@@ -52,40 +65,24 @@ def run(service: Service) -> None:
     from relax.rollout.torch_engine import TorchEngine
 
     config = service.config
+    training = Stream(
+        prompts="prompts",
+        rollouts="rollouts",
+        num_samples=config.group_size,
+        temperature=config.rollout.temperature,
+    )
+    held_out = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
+    max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
     engine = TorchEngine(service.model_dir, num_threads=config.rollout.num_threads)
     worker = RolloutWorker(service, engine, load_reward(config.rollout.reward))
-    train = Sampling(
-        table="rollouts", num_samples=config.group_size, temperature=config.rollout.temperature, greedy=False
-    )
-    evaluate = Sampling(table="eval_rollouts", num_samples=1, temperature=0.0, greedy=True)
     service.report(state="ready")
-    max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
     while not service.leaving:
         service.wait_while_paused()
         if not worker.adopt_newest():
             continue
-        lease = service.queue.take(
-            "eval_prompts",
-            "rollout",
-            max_rows=config.evaluation.max_prompts,
-            lease_s=config.queue.lease_s,
-            deadline_s=0.0,
-        )
-        if lease.status == "rows":
-            worker.answer("eval_prompts", lease, evaluate)
+        if worker.serve(held_out, config.evaluation.max_prompts, deadline_s=0.0):
             continue
-        lease = service.queue.take(
-            "prompts",
-            "rollout",
-            max_rows=max_prompts,
-            policy_version=engine.policy_version,
-            lease_s=config.queue.lease_s,
-            deadline_s=0.25,
-        )
-        if lease.status == "rows":
-            worker.answer("prompts", lease, train)
-        elif lease.status == "outdated":
-            worker.wait_for_version(lease.policy_version)
+        worker.serve(training, max_prompts, deadline_s=0.25)
     engine.close()
 
 
@@ -96,97 +93,101 @@ class RolloutWorker:
         self._service = service
         self._engine = engine
         self._reward = reward
-        config = service.config
         profile = EncodingProfile.from_pretrained(service.model_dir)
+        options = service.config.modalities
+        self._modalities = load_modalities(profile, options.limits, options.extra)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
-        self._modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
 
     def adopt_newest(self) -> bool:
         """Adopt the newest published weights; return whether the engine has any."""
-        newest = self._service.control.policy_version
+        control = self._service.control
+        newest = control.policy_version
         if newest is None:
-            self._service.control.wait_for(
-                lambda: self._service.control.policy_version is not None, deadline_s=1.0
+            control.wait_for(
+                lambda: control.policy_version is not None or self._service.leaving, deadline_s=1.0
             )
             return False
         if newest.version > self._engine.policy_version:
             try:
-                self._engine.adopt(newest.path, newest.version)
+                with self._service.clock.part("adopt"):
+                    self._engine.adopt(newest.path, newest.version)
             except FileNotFoundError:  # replaced by a newer snapshot meanwhile: look again
                 return False
         return True
 
-    def wait_for_version(self, version: int) -> None:
+    def serve(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> bool:
+        """Take prompts and answer them; return whether there were any. Blocks up to `deadline_s` for the first."""
+        service = self._service
+        with service.clock.part("wait"):
+            lease = service.queue.take(
+                stream.prompts,
+                "rollout",
+                max_rows=max_prompts,
+                policy_version=self._engine.policy_version,
+                lease_s=service.config.queue.lease_s,
+                deadline_s=deadline_s,
+            )
+            if lease.status == "outdated":
+                self._wait_for_version(lease.policy_version)
+        if lease.status != "rows":
+            return False
+        self._answer(stream, lease)
+        service.put_times(self._engine.policy_version)
+        return True
+
+    def _wait_for_version(self, version: int) -> None:
         """Wait a moment until the control plane has told of `version`."""
         control = self._service.control
-        control.wait_for(
-            lambda: (
-                (control.policy_version is not None and control.policy_version.version >= version)
-                or self._service.leaving
-            ),
-            deadline_s=1.0,
-        )
 
-    def answer(self, source: str, lease: Lease, sampling: Sampling) -> None:
-        """Generate, score and put all groups of a lease, then ack its prompts (or drop those that failed)."""
-        service = self._service
-        prompts = lease.table
-        requests = self._requests(prompts, sampling)
+        def is_known() -> bool:
+            newest = control.policy_version
+            return newest is not None and newest.version >= version
+
+        control.wait_for(lambda: is_known() or self._service.leaving, deadline_s=1.0)
+
+    def _answer(self, stream: Stream, lease: Lease) -> None:
+        """Generate, score and put all groups of a lease; ack what was put, skip what failed, return the rest."""
+        service, prompts = self._service, lease.table
+        requests = self._requests(prompts, stream)
         started = time.monotonic()
-        completions = self._engine.generate(requests)
+        with service.clock.part("generate"):
+            completions = self._engine.generate(requests)
         elapsed_s = time.monotonic() - started
-        by_uid: dict[str, list[Completion]] = {}
-        for completion in completions:
-            by_uid.setdefault(completion.uid, []).append(completion)
-        good_rows: list[int] = []
-        good: list[list[Completion]] = []
-        rewards: list[float] = []
-        failed: dict[str, str] = {}
-        texts = prompts.select(["uid", "modality", "prompt_text", "reference_answer"]).to_pylist()
-        for row, prompt in enumerate(texts):
-            group = by_uid.get(prompt["uid"], [])
-            if any(completion.finish_reason == "abort" for completion in group):
-                continue  # the lease is given back below; another worker answers the prompt
-            reason, scores = self._score(prompt, group, sampling.num_samples)
-            if reason:
-                failed[prompt["uid"]] = reason
-                continue
-            good_rows.append(row)
-            good.append(group)
-            rewards.extend(scores)
-        if good:
-            service.queue.put(
-                sampling.table,
-                self._rows(prompts.take(pa.array(good_rows)), good, rewards, sampling, elapsed_s),
-                writer="rollout",
+        with service.clock.part("score"):
+            answers = self._scored(prompts, completions, stream.num_samples)
+        with service.clock.part("put"):
+            self._put(stream, lease, answers, elapsed_s)
+
+    def _put(self, stream: Stream, lease: Lease, answers: Answers, elapsed_s: float) -> None:
+        queue = self._service.queue
+        if answers.rows:
+            chosen = lease.table.take(pa.array(answers.rows))
+            queue.put(stream.rollouts, self._rows(chosen, answers, stream, elapsed_s), writer="rollout")
+            queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
+        for uid, reason in answers.failed.items():
+            self._service.put_row_error(uid, f"{stream.prompts} row {uid}", reason)
+            queue.nack(
+                stream.prompts, "rollout", lease_id=lease.lease_id, uids=[uid], reason=reason, requeue=False
             )
-            service.queue.ack(
-                source, "rollout", lease_id=lease.lease_id, uids=[texts[row]["uid"] for row in good_rows]
-            )
-        for uid, reason in failed.items():
-            service.put_row_error(uid, f"{source} row {uid}", reason)
-            service.queue.nack(
-                source, "rollout", lease_id=lease.lease_id, uids=[uid], reason=reason, requeue=False
-            )
-        left = {prompt["uid"] for prompt in texts} - set(failed) - {texts[row]["uid"] for row in good_rows}
-        if left:
-            service.queue.nack(
-                source, "rollout", lease_id=lease.lease_id, uids=sorted(left), reason="generation was aborted"
+        if answers.aborted:
+            reason = "generation was aborted"
+            queue.nack(
+                stream.prompts, "rollout", lease_id=lease.lease_id, uids=answers.aborted, reason=reason
             )
 
-    def _requests(self, prompts: pa.Table, sampling: Sampling) -> list[GenerateRequest]:
+    def _requests(self, prompts: pa.Table, stream: Stream) -> list[GenerateRequest]:
         media = media_from_arrow(prompts, self._modalities)
-        tokens = unpack_list(prompts["prompt_token_ids"])
+        tokens = unpack_present(prompts["prompt_token_ids"])
         return [
             GenerateRequest(
                 uid=uid,
                 token_ids=tokens[row],
                 media=media[row],
-                num_samples=sampling.num_samples,
+                num_samples=stream.num_samples,
                 seed=self._seed(uid),
                 max_new_tokens=self._service.config.rollout.max_new_tokens,
-                temperature=sampling.temperature,
-                greedy=sampling.greedy,
+                temperature=stream.temperature,
+                greedy=stream.temperature == 0,
             )
             for row, uid in enumerate(prompts["uid"].to_pylist())
         ]
@@ -194,77 +195,88 @@ class RolloutWorker:
     def _seed(self, uid: str) -> int:
         return zlib.crc32(f"{self._service.config.seed}/{uid}".encode())
 
-    def _score(self, prompt: dict, group: list[Completion], num_samples: int) -> tuple[str, list[float]]:
-        """Return (why the group is refused or "", one reward a completion)."""
-        refusal = next((completion.error for completion in group if completion.error), "")
-        if refusal:
-            return refusal, []
-        if len(group) != num_samples:
-            return f"the engine must return {num_samples} completions, got {len(group)}", []
-        scores = []
-        for completion in group:
-            if not np.isfinite(completion.logprobs).all():
-                return (
-                    f"completion {completion.sample_index}: logprobs must be finite, got {completion.logprobs}",
-                    [],
-                )
-            result = self._reward(
-                RewardInput(
-                    prompt_text=prompt["prompt_text"],
-                    completion_text=completion.text,
-                    reference_answer=prompt["reference_answer"],
-                    finish_reason=completion.finish_reason,
-                    modality=prompt["modality"],
-                    num_completion_tokens=len(completion.token_ids),
-                )
-            )
-            if result.error:
-                return f"completion {completion.sample_index}: reward failed: {result.error}", []
-            scores.append(result.reward)
-        return "", scores
+    def _scored(self, prompts: pa.Table, completions: list[Completion], num_samples: int) -> Answers:
+        by_uid: dict[str, list[Completion]] = defaultdict(list)
+        for completion in completions:
+            by_uid[completion.uid].append(completion)
+        answers = Answers()
+        facts = prompts.select(["uid", "modality", "prompt_text", "reference_answer"]).to_pylist()
+        for row, prompt in enumerate(facts):
+            group = by_uid[prompt["uid"]]
+            if any(completion.finish_reason == "abort" for completion in group):
+                answers.aborted.append(prompt["uid"])
+                continue
+            rewards: list[float] = []
+            reason = check_group(group, num_samples) or self._score(prompt, group, rewards)
+            if reason:
+                answers.failed[prompt["uid"]] = reason
+            else:
+                answers.rows.append(row)
+                answers.groups.append(group)
+                answers.rewards.extend(rewards)
+        return answers
 
-    def _rows(
-        self,
-        prompts: pa.Table,
-        groups: list[list[Completion]],
-        rewards: list[float],
-        sampling: Sampling,
-        elapsed_s: float,
-    ) -> pa.Table:
+    def _score(self, prompt: dict, group: list[Completion], rewards: list[float]) -> str:
+        """Append one reward a completion; return why a reward failed, or ''."""
+        for completion in group:
+            sample = RewardInput(
+                prompt_text=prompt["prompt_text"],
+                completion_text=completion.text,
+                reference_answer=prompt["reference_answer"],
+                finish_reason=completion.finish_reason,
+                modality=prompt["modality"],
+                num_completion_tokens=len(completion.token_ids),
+            )
+            result = self._reward(sample)
+            if result.error:
+                return f"completion {completion.sample_index}: reward failed: {result.error}"
+            rewards.append(result.reward)
+        return ""
+
+    def _rows(self, prompts: pa.Table, answers: Answers, stream: Stream, elapsed_s: float) -> pa.Table:
         """Return the rows of table `rollouts`: the prompt's columns repeated, then what was sampled."""
-        completions = [completion for group in groups for completion in group]
+        completions = [completion for group in answers.groups for completion in group]
         count = len(completions)
-        repeated = prompts.take(pa.array(np.repeat(np.arange(len(groups)), sampling.num_samples)))
+        repeated = prompts.take(pa.array(np.repeat(np.arange(len(answers.groups)), stream.num_samples)))
         uids = repeated["uid"].to_pylist()
         versions = [completion.token_policy_versions for completion in completions]
-        adopted = self._engine.policy_version
-        columns = {name: repeated[name] for name in COPIED} | {
-            "uid": [
-                f"{uid}/{completion.sample_index}" for uid, completion in zip(uids, completions, strict=True)
-            ],
-            "group_id": uids,
+        sampled = {
             "completion_token_ids": pack_list([[each.token_ids] for each in completions], pa.int32()),
-            "completion_text": [completion.text for completion in completions],
+            "completion_text": [each.text for each in completions],
             "rollout_logprobs": pack_list([[each.logprobs] for each in completions], pa.float32()),
             "token_policy_versions": pack_list([[each] for each in versions], pa.int32()),
-            "policy_version_start": [int(each[0]) if len(each) else adopted for each in versions],
-            "policy_version_end": [int(each[-1]) if len(each) else adopted for each in versions],
-            "reward": pa.array(rewards, pa.float32()),
-            "finish_reason": [completion.finish_reason for completion in completions],
-            "temperature": pa.array([sampling.temperature] * count, pa.float32()),
-            "seed": pa.array([self._seed(uid) for uid in uids], pa.int64()),
+            "policy_version_start": [int(each[0]) for each in versions],
+            "policy_version_end": [int(each[-1]) for each in versions],
+            "reward": answers.rewards,
+            "finish_reason": [each.finish_reason for each in completions],
+            "temperature": [stream.temperature] * count,
+            "seed": [self._seed(uid) for uid in uids],
             "rollout_worker": [self._service.name] * count,
-            "generate_s": pa.array([elapsed_s] * count, pa.float32()),
+            "generate_s": [elapsed_s] * count,
             "created_at": pa.array([datetime.now(UTC)] * count, INSTANT),
         }
-        fields = {column.name: column.type for column in SAMPLE_COLUMNS}
-        columns = {
-            name: value
-            if isinstance(value, pa.Array | pa.ChunkedArray)
-            else pa.array(value, fields.get(name, pa.string()))
-            for name, value in columns.items()
-        }
-        if sampling.table == "rollouts" and completions[0].routed_experts is not None:
-            tables = [completion.routed_experts for completion in completions]
-            columns |= routing_to_arrow(tables, self._num_experts)
+        types = {column.name: column.type for column in SAMPLE_COLUMNS}
+        columns = {name: repeated[name] for name in REPEATED}
+        columns["uid"] = pa.array(
+            [f"{uid}/{each.sample_index}" for uid, each in zip(uids, completions, strict=True)]
+        )
+        columns["group_id"] = pa.array(uids)
+        for name, values in sampled.items():
+            columns[name] = values if isinstance(values, pa.Array) else pa.array(values, types[name])
+        columns |= routing_to_arrow([each.routed_experts for each in completions], self._num_experts)
         return pa.table(columns)
+
+
+def check_group(group: list[Completion], num_samples: int) -> str:
+    """Return why a group cannot be trained on, or ''."""
+    for completion in group:
+        where = f"completion {completion.sample_index}"
+        if completion.error:
+            return f"{where}: refused by the engine: {completion.error}"
+        if not len(completion.token_ids):
+            return f"{where}: must hold at least one token, got none"
+        if not np.isfinite(completion.logprobs).all():
+            return f"{where}: logprobs must be finite, got {completion.logprobs.tolist()}"
+    if len(group) != num_samples:
+        return f"group: must have {num_samples} completions, got {len(group)}"
+    return ""

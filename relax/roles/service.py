@@ -6,19 +6,45 @@ Life cycle: connect -> `ready` -> the role's loop -> `done`, exit 0. A role leav
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from flight.client import QueueClient
 
+from flight.client import QueueClient
 from relax.config import RunConfig
 from relax.control.member import ControlMember
 from relax.records import INSTANT
+
+
+class PartClock:
+    """Seconds that a service spends in each part of its work, since they were last reported."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time inside the block as `name`; blocks do not nest."""
+        started = self._now()
+        try:
+            yield
+        finally:
+            self._seconds[name] += self._now() - started
+
+    def report(self) -> dict[str, float]:
+        """Return the metrics `time/<part>_s` and begin again from zero."""
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return {f"time/{name}_s": value for name, value in seconds.items()}
 
 
 @dataclass(kw_only=True)
@@ -32,6 +58,8 @@ class Service:
     model_dir: Path
     queue: QueueClient
     control: ControlMember
+    clock: PartClock = field(default_factory=PartClock)
+    _puts: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def name(self) -> str:
@@ -53,11 +81,11 @@ class Service:
             self.control.wait_for(lambda: self.control.phase != "pause", deadline_s=1.0)
 
     def put_metrics(self, step: int, policy_version: int, values: Mapping[str, float]) -> None:
-        """Put one row a value into `metrics`; a repeated put of the same step is ignored."""
-        count = len(values)
+        """Put one row a value into `metrics`."""
+        count, number = len(values), next(self._puts)
         table = pa.table(
             {
-                "uid": [f"{self.name}/{step}/{name}" for name in values],
+                "uid": [f"{self.name}/{number}/{name}" for name in values],
                 "step": pa.array([step] * count, pa.int64()),
                 "policy_version": pa.array([policy_version] * count, pa.int64()),
                 "role": pa.array([self.role] * count, pa.string()),
@@ -67,6 +95,10 @@ class Service:
             }
         )
         self.queue.put("metrics", table, writer=self.role)
+
+    def put_times(self, policy_version: int) -> None:
+        """Put what the clock counted since the last time."""
+        self.put_metrics(policy_version, policy_version, self.clock.report())
 
     def put_row_error(self, uid: str, place: str, reason: str) -> None:
         """Count one refused row; the same uid counts once however often it is met."""

@@ -45,14 +45,9 @@ class StepGate:
             self._changed.notify_all()
 
     def begin_round(self) -> int:
-        """Return a mark of now, for `aborted_since`."""
+        """Return a mark of now: `step` tells rounds begun before an abort from later ones by it."""
         with self._changed:
             return self._num_aborts
-
-    def aborted_since(self, mark: int) -> bool:
-        """Return whether `abort` was called after `mark` was made."""
-        with self._changed:
-            return self._num_aborts != mark
 
     @contextmanager
     def step(self, mark: int) -> Iterator[bool]:

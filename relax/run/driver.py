@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 from flight.client import QueueClient
-
 from flight.errors import FlightQueueError
 from flight.schema import TableSpec
 from relax.config import RunConfig
@@ -121,7 +120,17 @@ class Driver:
 
     def _start_queue(self) -> str:
         uri_file = self._run_dir / "queue.uri"
-        words = ["-m", "flight", "serve", "--port", "0", "--uri-file", str(uri_file), "--parent-pid", str(os.getpid())]
+        words = [
+            "-m",
+            "flight",
+            "serve",
+            "--port",
+            "0",
+            "--uri-file",
+            str(uri_file),
+            "--parent-pid",
+            str(os.getpid()),
+        ]
         self._supervisor.start("queue", [sys.executable, *words])
         self._until(uri_file.is_file, START_DEADLINE_S, "the queue to listen")
         return uri_file.read_text().strip()

@@ -6,7 +6,6 @@ answers them greedily, and the number of prompts comes back as the metric `eval/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -98,12 +97,3 @@ class EvaluationRounds:
         """Return the answers of every complete round, oldest first; None when there are none."""
         parts = [part for round_ in self._rounds if round_.complete for part in round_.answers]
         return pa.concat_tables(parts) if parts else None
-
-
-def reward_by_modality(answers: pa.Table) -> Mapping[str, float]:
-    """Return the mean reward of each modality, in alphabetical order."""
-    means = answers.select(["modality", "reward"]).group_by("modality").aggregate([("reward", "mean")])
-    return {
-        row["modality"]: row["reward_mean"]
-        for row in sorted(means.to_pylist(), key=lambda row: row["modality"])
-    }

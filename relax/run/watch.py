@@ -11,15 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-from flight.client import QueueClient
 
+from flight.client import QueueClient
 from modalities.sources import read_bytes
 from relax.config import RunConfig
 from relax.control.hub import ControlHub
 from relax.observe.metrics import MetricsWriter
 from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
 from relax.observe.recorder import write_table
-from relax.run.evaluation import EXPECTED_METRIC, EvaluationRounds, Round, reward_by_modality
+from relax.records import mean_rewards
+from relax.run.evaluation import EXPECTED_METRIC, EvaluationRounds, Round
 
 TRAIN_WINDOW_STEPS = 20
 STATS_EVERY_S = 1.0
@@ -106,7 +107,7 @@ class RunWatch:
 
     def _take(self, table: str) -> list[pa.Table]:
         """Take and ack all that waits in `table`."""
-        taken = []
+        taken: list[pa.Table] = []
         while True:
             lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0)
             if lease.status != "rows":
@@ -125,7 +126,7 @@ class RunWatch:
     def _record(self, round_: Round) -> None:
         """Note the rewards of a complete evaluation and keep its answers on disk."""
         answers = pa.concat_tables(round_.answers)
-        rewards = reward_by_modality(answers)
+        rewards = mean_rewards(answers)
         counts = {name: answers["modality"].to_pylist().count(name) for name in rewards}
         self._held_out = {name: (reward, counts[name]) for name, reward in rewards.items()}
         values = {f"eval/reward/{name}": reward for name, reward in rewards.items()}

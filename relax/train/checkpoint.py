@@ -33,7 +33,7 @@ FORMAT = 1
 DESCRIPTION_FILE = "trainer.json"
 CHECKPOINT_WARNINGS = (
     (FutureWarning, "`load_state_dict` is deprecated"),
-    (FutureWarning, "`save_state_dict` is deprecated"),
+    (FutureWarning, "Please use DTensor instead"),
 )
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -78,9 +78,10 @@ def read_checkpoint(
     with torch.no_grad():
         for name, tensor in _model_tensors(policy).items():
             tensor.copy_(loaded["model"][name])
-        for moment in MOMENTS:
-            for name, parameter in _trained(policy, optimizer).items():
-                optimizer.state[parameter][moment].copy_(loaded["optimizer"][moment][name])
+        trained = _trained(policy, optimizer)
+        for moment, values in state["optimizer"].items():
+            for name in values:
+                optimizer.state[trained[name]][moment].copy_(loaded["optimizer"][moment][name])
     torch.set_rng_state(loaded["rng"]["torch"])
     return description["counts"]
 

@@ -47,8 +47,8 @@ with warnings.catch_warnings():
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from megatron.core.tensor_parallel import layers as parallel_layers
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from megatron.core.tensor_parallel import random as parallel_random
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.moe import moe_utils

@@ -65,7 +65,6 @@ class Trainer:
         self.optimizer = _optimizer(self.policy, config)
         self.num_steps = 0
         self.num_skipped_steps = 0
-        self._zero_gradients()
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """Train one step on a batch. Blocks; changes the weights unless the metrics say `step_skipped`.
@@ -112,7 +111,7 @@ class Trainer:
 
     def publish(self, snapshot_dir: Path, policy_version: int) -> None:
         """Write the weights as a snapshot that appears whole or not at all."""
-        write_snapshot(snapshot_dir, self.policy.checkpoint_tensors(), policy_version)
+        write_snapshot(snapshot_dir, self.policy.checkpoint_tensors(), policy_version, durable=False)
 
     def save_pretrained(self, directory: Path) -> None:
         """Write a Hugging Face directory: the weights, and every other file of the model directory as it was."""
@@ -137,6 +136,7 @@ class Trainer:
         self, batch: TrainBatch, prompts: PromptTable, targets: Targets, micro_batches: list[MicroBatch]
     ) -> tuple[StepTokens, dict[str, float]]:
         """Run all micro-batches forward and backward; gradients add up in the parameters."""
+        self._zero_gradients()
         tokens = StepTokens(targets=targets)
         groups_R = torch.from_numpy(np.array(batch.groups, np.int64))
         position_C = prompts.next_position_P[groups_R][targets.row_C] + targets.offset_C
@@ -154,7 +154,7 @@ class Trainer:
         return tokens, {"routing_mismatch": num_differing / num_counted} if num_counted else {}
 
     def _update(self, loss: float) -> dict[str, float]:
-        """Clip and apply the gradients, or drop them when they are not finite; leave them zero."""
+        """Clip and apply the gradients, or leave the weights alone when they are not finite."""
         norm = torch.nn.utils.get_total_norm(self._gradients())
         skipped = not (math.isfinite(loss) and bool(torch.isfinite(norm)))
         multiplier = lr_multiplier(self._config, self.num_steps + 1)
@@ -167,7 +167,6 @@ class Trainer:
                 torch.nn.utils.clip_grads_with_norm_(self._parameters(), self._config.max_grad_norm, norm)
             self.optimizer.step()
             self.num_steps += 1
-        self._zero_gradients()
         rates = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
         return {
             "grad_norm": float(norm),

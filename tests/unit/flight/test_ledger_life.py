@@ -9,72 +9,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flight.errors import LeaseLostError
-from flight.ledger import Ledger, TakeRequest
-from flight.schema import Column, ConsumerSpec, StalenessSpec, TableSpec, TicketSpec
-
-GROUP = 2
-BATCH = 4
-TOKENS, TRAINED = 1, 2
-
-
-def make_ledger(max_staleness: int, policy: str = "pace", max_attempts: int = 3, capacity_rows: int = 64) -> Ledger:
-    """Return prompts and rollouts as the pipeline has them, in miniature."""
-    ledger = Ledger()
-    ledger.create(
-        TableSpec(
-            name="prompts",
-            columns=(Column(name="text", type=pa.string(), meaning="question"),),
-            consumers=(
-                ConsumerSpec(name="rollout", columns=("text",)),
-                ConsumerSpec(name="actor", columns=("text",), sampler="keyed"),
-            ),
-            tickets=TicketSpec(table="rollouts", rows_per_ticket=GROUP),
-            max_attempts=max_attempts,
-        )
-    )
-    ledger.create(
-        TableSpec(
-            name="rollouts",
-            columns=(
-                Column(name="policy_version_start", type=pa.int64(), meaning="version", writer="rollout"),
-                Column(name="advantage", type=pa.float32(), meaning="advantage", writer="actor"),
-            ),
-            consumers=(
-                ConsumerSpec(name="actor", columns=("policy_version_start",), sampler="groups"),
-                ConsumerSpec(name="recorder", columns=("advantage",)),
-            ),
-            group_size=GROUP,
-            staleness=StalenessSpec(
-                max_staleness=max_staleness, rows_per_version=BATCH, consumer="actor", policy=policy
-            ),
-            capacity_rows=capacity_rows,
-            max_attempts=max_attempts,
-        )
-    )
-    return ledger
-
-
-def put_prompts(ledger: Ledger, uids: list[str]) -> None:
-    """Put prompts whose group is their uid."""
-    ledger.put("prompts", uids, uids, 1, None)
-
-
-def put_rollouts(ledger: Ledger, group_id: str, version: int, indices=range(GROUP)):
-    """Put rows of one group."""
-    uids = [f"{group_id}/{index}" for index in indices]
-    return ledger.put("rollouts", uids, [group_id] * len(uids), TOKENS, [version] * len(uids))
-
-
-def fill_rollouts(ledger: Ledger, uids: list[str], groups: list[str]):
-    """Put the trainer's part of rows that are there."""
-    return ledger.put("rollouts", uids, groups, TRAINED, None)
+from flight.ledger import TakeRequest
+from tests.kit.queues import BATCH, GROUP, MAX_ATTEMPTS, fill_rollouts, make_ledger, put_prompts, put_rollouts
 
 
 class TableLives(RuleBasedStateMachine):
@@ -86,10 +28,15 @@ class TableLives(RuleBasedStateMachine):
         self.now = 0.0
         self.bound = bound
         self.num_prompts = 0
-        self.leases = {}  # lease id -> (table, consumer, {uid}, deadline, version)
-        self.done = {("prompts", "rollout"): set(), ("rollouts", "actor"): set(), ("rollouts", "recorder"): set()}
-        self.tickets = {}  # prompt uid -> version
-        self.starts = {}  # rollout uid -> policy_version_start
+        self.leases = {}  # lease id -> (table, consumer, {row_id}, deadline, version)
+        self.done = {
+            ("prompts", "rollout"): set(),
+            ("rollouts", "actor"): set(),
+            ("rollouts", "recorder"): set(),
+        }
+        self.tickets = {}  # prompt uid -> (version, rows that may still come)
+        self.starts = {}  # row_id -> policy_version_start
+        self.attempts = Counter()
         self.trained = []  # versions that rows were trained for
 
     @property
@@ -100,13 +47,17 @@ class TableLives(RuleBasedStateMachine):
         return self.ledger.table("rollouts")
 
     def delivered(self, table, consumer, taken):
-        uids = {row.uid for row in taken.lease.rows()}
-        held = [uid for t, c, held, _, _ in self.leases.values() if (t, c) == (table, consumer) for uid in held]
-        assert not uids & set(held), "delivered twice under live leases"
-        assert not uids & self.done[table, consumer], "delivered after it was finished"
+        """Note a lease; rows are told apart by row_id, for a retracted uid may come again."""
+        ids = {row.row_id for row in taken.lease.rows()}
+        held = [
+            each for t, c, held, _, _ in self.leases.values() if (t, c) == (table, consumer) for each in held
+        ]
+        assert not ids & set(held), "delivered twice under live leases"
+        assert not ids & self.done[table, consumer], "delivered after it was finished"
+        self.attempts.update((table, consumer, row_id) for row_id in ids)
         lease = taken.lease
-        self.leases[lease.lease_id] = (table, consumer, uids, lease.deadline, lease.version)
-        return uids
+        self.leases[lease.lease_id] = (table, consumer, ids, lease.deadline, lease.version)
+        return [row.uid for row in taken.lease.rows()]
 
     @rule(count=st.integers(1, 4))
     def put_new_prompts(self, count):
@@ -131,7 +82,9 @@ class TableLives(RuleBasedStateMachine):
             assert taken is None or (taken.status == "outdated" and adopted < self.version)
             return
         before = {uid: self.present(uid) for uid in self.delivered("prompts", "rollout", taken)}
-        assert sum(max(0, GROUP - there) for there in before.values()) <= room, "more tickets than the bound lets in"
+        assert sum(max(0, GROUP - there) for there in before.values()) <= room, (
+            "more tickets than the bound lets in"
+        )
         for uid, there in before.items():
             self.tickets[uid] = (adopted, max(0, GROUP - there))
 
@@ -140,7 +93,9 @@ class TableLives(RuleBasedStateMachine):
 
     def outstanding(self):
         """Recount what counts against the bound from the rows themselves."""
-        unfinished = sum(row.uid not in self.done["rollouts", "actor"] for row in self.rollouts().rows.values())
+        unfinished = sum(
+            row.row_id not in self.done["rollouts", "actor"] for row in self.rollouts().rows.values()
+        )
         in_flight = sum(left for _, left in self.tickets.values())
         return unfinished + in_flight + sum(version >= self.version for version in self.trained)
 
@@ -152,7 +107,7 @@ class TableLives(RuleBasedStateMachine):
         index = data.draw(st.integers(0, GROUP - 1))
         outcome = put_rollouts(self.ledger, prompt, version + late, [index])
         if outcome.arrived:
-            self.starts[outcome.arrived[0].uid] = version + late
+            self.starts[outcome.arrived[0].row_id] = version + late
             self.tickets[prompt] = (version, max(0, left - 1))
 
     @precondition(lambda self: self.tickets)
@@ -161,7 +116,7 @@ class TableLives(RuleBasedStateMachine):
         prompt = data.draw(st.sampled_from(sorted(self.tickets)))
         version, left = self.tickets[prompt]
         outcome = put_rollouts(self.ledger, prompt, version)
-        self.starts |= {row.uid: version for row in outcome.arrived}
+        self.starts |= {row.row_id: version for row in outcome.arrived}
         self.tickets[prompt] = (version, max(0, left - len(outcome.arrived)))
 
     @rule(max_rows=st.sampled_from([2, 4, 6]), ahead=st.integers(0, 1), lease_s=st.integers(1, 20))
@@ -173,7 +128,8 @@ class TableLives(RuleBasedStateMachine):
         if taken is None or taken.status != "rows":
             return
         uids = self.delivered("rollouts", "actor", taken)
-        assert all(version - self.starts[uid] <= self.bound for uid in uids), "trained too old"
+        starts = [self.starts[row.row_id] for row in taken.lease.rows()]
+        assert all(version - start <= self.bound for start in starts), "trained too old"
         groups = Counter(uid.split("/")[0] for uid in uids)
         assert set(groups.values()) == {GROUP}, "a group was torn"
 
@@ -195,13 +151,13 @@ class TableLives(RuleBasedStateMachine):
     @rule(data=st.data(), how=st.sampled_from(["ack", "ack", "nack", "skip"]))
     def finish(self, data, how):
         lease_id = data.draw(st.sampled_from(sorted(self.leases)))
-        table, consumer, uids, deadline, version = self.leases.pop(lease_id)
+        table, consumer, ids, deadline, version = self.leases.pop(lease_id)
         if deadline <= self.now:
             with pytest.raises(LeaseLostError):
                 self.end(how, table, consumer, lease_id)
             return
         self.end(how, table, consumer, lease_id)
-        self.after_lease(table, consumer, uids, version, how)
+        self.after_lease(table, consumer, ids, version, how)
 
     def end(self, how, table, consumer, lease_id):
         self.ledger.expire(self.now)
@@ -210,39 +166,32 @@ class TableLives(RuleBasedStateMachine):
         else:
             self.ledger.nack(table, consumer, lease_id, None, reason="test", requeue=how == "nack")
 
-    def after_lease(self, table, consumer, uids, version, how):
+    def after_lease(self, table, consumer, ids, version, how):
         if table == "prompts":
-            for uid in uids:
-                self.tickets.pop(uid, None)
-        if how in ("ack", "skip"):
-            self.done[table, consumer] |= uids
+            for row_id in ids:
+                self.tickets.pop(f"p{row_id}", None)
+        worn_out = {row_id for row_id in ids if self.attempts[table, consumer, row_id] >= MAX_ATTEMPTS}
+        self.done[table, consumer] |= ids if how in ("ack", "skip") else worn_out
         if how == "ack" and (table, consumer) == ("rollouts", "actor"):
-            self.trained += [version] * len(uids)
-        self.note_dead()
+            self.trained += [version] * len(ids)
         self.drop_gone()
 
     @rule(seconds=st.integers(1, 30))
     def let_time_pass(self, seconds):
         self.now += seconds
         self.ledger.expire(self.now)
-        for lease_id, (table, consumer, uids, deadline, version) in list(self.leases.items()):
-            if deadline <= self.now:
-                del self.leases[lease_id]
-                self.after_lease(table, consumer, uids, version, "expired")
-
-    def note_dead(self):
-        """Rows tried too often are finished too."""
-        for uid, consumer, _ in self.ledger.table("prompts").dead_letters:
-            self.done["prompts", consumer].add(uid)
-        for uid, consumer, _ in self.rollouts().dead_letters:
-            self.done["rollouts", consumer].add(uid)
+        for lease_id in [lease_id for lease_id, lease in self.leases.items() if lease[3] <= self.now]:
+            if lease_id in self.leases:  # it may have shrunk to nothing meanwhile
+                table, consumer, ids, _, version = self.leases.pop(lease_id)
+                self.after_lease(table, consumer, ids, version, "expired")
+        self.drop_gone()
 
     def drop_gone(self):
-        """Leases shrink when their rows are dropped for age."""
-        for lease_id, (table, _, uids, _, _) in list(self.leases.items()):
+        """Leases shrink when their rows are dropped for age or retracted."""
+        for lease_id, (table, _, ids, _, _) in list(self.leases.items()):
             if table == "rollouts":
-                uids &= {row.uid for row in self.rollouts().rows.values()}
-                if not uids:
+                ids &= set(self.rollouts().rows)
+                if not ids:
                     del self.leases[lease_id]
 
     @rule(step=st.integers(0, 2))
@@ -268,8 +217,11 @@ class TableLives(RuleBasedStateMachine):
                 waiting = sum(bool(row.pending & cursor.bit) for row in table.rows.values())
                 counted = cursor.unready.total() + cursor.num_ready() + cursor.num_leased()
                 assert counted == waiting, "a row is lost or counted twice"
-                assert all(count > 0 for counts in (cursor.unready, cursor.ready, cursor.leased)
-                           for count in counts.values())
+                assert all(
+                    count > 0
+                    for counts in (cursor.unready, cursor.ready, cursor.leased)
+                    for count in counts.values()
+                )
             assert table.num_reserved <= table.spec.capacity_rows
             assert table.counts["put"] == len(table.rows) + table.counts["retired"]
 

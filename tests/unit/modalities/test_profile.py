@@ -75,6 +75,5 @@ def test_profile_refuses_a_directory_without_processor(tmp_path: Path) -> None:
 def test_profile_refuses_impossible_numbers(tmp_path: Path, content: dict, message: str) -> None:
     """Numbers that no processor can have are refused with their directory."""
     _write(tmp_path / "preprocessor_config.json", content)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{tmp_path}: encoding profile: {message}"):
         EncodingProfile.from_pretrained(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: encoding profile: {message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from fractions import Fraction
 from pathlib import Path
 
@@ -89,6 +90,24 @@ def test_video_resizes_frames_to_the_models_size(video: Video) -> None:
     """A large film comes back at the profile's size, each edge a multiple of patch times merge."""
     film = video.decode(film_bytes(4, width=320, height=180))
     assert film.frames.shape == (4, 48, 80, 3)
+
+
+def test_video_turns_films_that_were_stored_lying_down(video: Video) -> None:
+    """The header of a phone's film says: turn a quarter clockwise. What was on top is then on the right."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=4)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        picture = np.zeros((48, 64, 3), np.uint8)
+        picture[:24] = 255
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    data = bytearray(buffer.getvalue())
+    matrix = data.index(b"tkhd") + 44
+    data[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
+    frame = video.decode(bytes(data)).frames[0]
+    assert frame.shape == (64, 48, 3)
+    assert frame[:, 36:].mean() > 200 > 50 > frame[:, :12].mean()
 
 
 def test_video_reads_matroska(video: Video) -> None:

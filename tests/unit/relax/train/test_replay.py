@@ -31,7 +31,9 @@ def run(policy: OmniPolicy, batch, micro):
     ]
     tokens = torch.cat([torch.tensor(t).long() for t in batch.completion_token_ids])
     with policy.replaying(micro) as session:
-        logits = policy.logits(policy.embed_prompts(batch.prompts).leaves(), tokens, torch.zeros(len(tokens)), micro)
+        logits = policy.logits(
+            policy.embed_prompts(batch.prompts).leaves(), tokens, torch.zeros(len(tokens)), micro
+        )
         session.begin_backward()
         logits.sum().backward()
     for handle in handles:

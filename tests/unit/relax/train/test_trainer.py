@@ -170,6 +170,22 @@ def test_train_step_skips_and_counts_a_gradient_that_is_not_finite(thinker_dir, 
     assert trainer.train_step(make_batch(seed=1)).metrics["step_skipped"] == 0
 
 
+def test_train_step_that_broke_off_leaves_no_gradient_behind(thinker_dir, make_batch) -> None:
+    """After an error in the middle of a step the next step is that of a fresh trainer."""
+    trainer, batch = make_trainer(thinker_dir), make_batch()
+
+    def stop(gradient: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    handle = trainer.policy.language_model.embedding.word_embeddings.weight.register_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_step(batch)
+    handle.remove()
+    again, fresh = trainer.train_step(batch).metrics, make_trainer(thinker_dir).train_step(batch).metrics
+    assert again["grad_norm"] == fresh["grad_norm"]
+    assert again["num_steps"] == 1
+
+
 def test_trainer_freezes_the_towers_when_told(thinker_dir, make_batch) -> None:
     """Only the language model moves."""
     trainer = make_trainer(thinker_dir, freeze_towers=True)
