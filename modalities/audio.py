@@ -1,7 +1,7 @@
 """Sound: WAV, FLAC, MP3 and Ogg through libsndfile, the sound track of an MP4 through PyAV, to log-mel frames.
 
-The one home of soundfile and soxr. Resampling is soxr's "HQ", as librosa.load does it; the features are those of
-the Whisper extractor, without padding to 30 s.
+The one home of soundfile, soxr and librosa. Decoding and resampling (soxr "HQ") are what librosa.load does, without
+its import; the features are those of the Whisper extractor, without padding to 30 s.
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ class Audio(Modality):
     name: ClassVar[str] = "audio"
     placeholder: ClassVar[str] = "<audio>"
     tower: ClassVar[Tower] = "audio"
-
-    def __init__(self, profile: EncodingProfile, limits: MediaLimits) -> None:
-        super().__init__(profile, limits)
-        self._mel_filters = mel_filters(profile.num_mel_bins, profile.n_fft_samples, profile.sampling_rate_hz)
 
     def columns(self) -> tuple[Column, ...]:
         return (
@@ -93,7 +89,9 @@ class Audio(Modality):
                 f"got shape {list(array.shape)}"
             )
         _check_samples(array)
-        return {"features": log_mel(array, self.profile, self._mel_filters)}
+        profile = self.profile
+        filters = mel_filters(profile.num_mel_bins, profile.n_fft_samples, profile.sampling_rate_hz)
+        return {"features": log_mel(array, profile, filters)}
 
     def num_tokens(self, encoded: Encoded) -> int:
         return num_audio_tokens(encoded["features"].shape[1])
@@ -162,27 +160,15 @@ def log_mel(samples: np.ndarray, profile: EncodingProfile, filters: np.ndarray) 
 
 @lru_cache(maxsize=8)
 def mel_filters(num_mel_bins: int, n_fft: int, rate_hz: int) -> np.ndarray:
-    """Return triangular mel filters of equal area, float32 [n_fft // 2 + 1, num_mel_bins].
+    """Return librosa's triangular mel filters of equal area (Slaney), float32 [n_fft // 2 + 1, num_mel_bins]."""
+    import librosa  # seconds when its caches are cold: only where sound is encoded
 
-    Source: Slaney's Auditory Toolbox (1998): linear up to 1 kHz (3 mel for 200 Hz), logarithmic above (27 mel for
-    a factor of 6.4). The same numbers as librosa.filters.mel, which takes seconds to import.
-    """
-    edges_hz = _mel_to_hz(np.linspace(0.0, _hz_to_mel(MEL_CEILING_HZ), num_mel_bins + 2))
-    bins_hz = np.linspace(0.0, rate_hz / 2, n_fft // 2 + 1)
-    rising = (bins_hz[:, None] - edges_hz[None, :-2]) / np.diff(edges_hz)[None, :-1]
-    falling = (edges_hz[None, 2:] - bins_hz[:, None]) / np.diff(edges_hz)[None, 1:]
-    area = 2.0 / (edges_hz[2:] - edges_hz[:-2])
-    filters = (np.maximum(0.0, np.minimum(rising, falling)) * area).astype(np.float32)
+    filters = librosa.filters.mel(
+        sr=rate_hz, n_fft=n_fft, n_mels=num_mel_bins, fmin=0.0, fmax=MEL_CEILING_HZ, htk=False, norm="slaney"
+    )
+    filters = np.ascontiguousarray(filters.T, np.float32)
     filters.setflags(write=False)
     return filters
-
-
-def _hz_to_mel(hz: float) -> float:
-    return hz * 3 / 200 if hz < 1000 else 15 + 27 * math.log(hz / 1000) / math.log(6.4)
-
-
-def _mel_to_hz(mel: np.ndarray) -> np.ndarray:
-    return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * math.log(6.4) / 27))
 
 
 def _read_sound(data: bytes, limits: MediaLimits) -> tuple[np.ndarray, int]:

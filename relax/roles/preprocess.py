@@ -33,7 +33,7 @@ def run(service: Service) -> None:
     stage = PreprocessStage(service)
     if config.data.manifest is None:
         raise ServiceError("preprocess: data.manifest must be set by the program, got nothing")
-    feed = stage.chunks(Manifest(config.data.manifest), num_workers=config.data.num_workers)
+    feed = stage.chunks(stage.manifest(config.data.manifest), num_workers=config.data.num_workers)
     pending: pa.Table | None = None
     evaluated = num_chunks = 0
     service.report(state="ready")
@@ -67,8 +67,13 @@ class PreprocessStage:
             self._modalities,
             max_prompt_tokens=config.data.max_prompt_tokens,
             max_prompt_chars=config.data.max_prompt_chars,
+            cache_bytes=config.data.cache_bytes,
         )
         self._held_out: Manifest | None = None
+
+    def manifest(self, path: str) -> Manifest:
+        """Open a manifest whose rows may use every modality of the run."""
+        return Manifest(path, self._modalities, max_prompt_chars=self._service.config.data.max_prompt_chars)
 
     def chunks(self, manifest: Manifest, num_workers: int) -> Iterator[pa.Table]:
         """Yield this worker's share of each epoch for ever, in chunks.
@@ -106,7 +111,7 @@ class PreprocessStage:
         if self._service.index or request <= evaluated or config.data.eval_manifest is None:
             return evaluated
         if self._held_out is None:
-            self._held_out = Manifest(config.data.eval_manifest)
+            self._held_out = self.manifest(config.data.eval_manifest)
         lines = range(min(len(self._held_out), config.evaluation.max_prompts))
         prompts = [prompt for line in lines if (prompt := self._build(self._held_out, line)) is not None]
         if prompts:

@@ -33,7 +33,7 @@ HOMES = {
         "pipelines/tiny_omni.py",
     ),
     "megatron": ("relax/train/",),
-    "transformers": ("relax/models/", "relax/train/", "relax/rollout/torch_engine", "relax/data/prompts.py"),
+    "transformers": ("relax/models/", "relax/train/", "relax/rollout/torch_engine"),
     "zmq": ("relax/control/",),
     "omegaconf": ("relax/config.py",),
     "PIL": ("modalities/image.py", "pipelines/toy_omni.py"),

@@ -23,6 +23,8 @@ from relax.models.tiny import make_tiny_omni
 from relax.train.batch import TrainBatch
 
 NUM_EXPERTS, TOP_K, NUM_MEL_BINS, PATCH = 5, 2, 32, 8
+END = 9
+"""An ordinary token after each medium; the model does not look for one."""
 MIXED = (("image", "audio", "video"), ("video", "image"), ("audio",), ())
 
 BatchMaker = Callable[..., TrainBatch]
@@ -90,6 +92,13 @@ def make_batch(thinker_dir: Path) -> BatchMaker:
     return make
 
 
+@pytest.fixture(scope="session")
+def omni_prompts(omni_dir: Path) -> list[PromptInputs]:
+    """Prompts of all kinds for `omni_dir`."""
+    spec, rng = ThinkerSpec.from_pretrained(omni_dir), np.random.default_rng(0)
+    return [make_prompt(rng, kinds, spec) for kinds in (*MIXED, ("image",), ("video",))]
+
+
 @pytest.fixture
 def plain(thinker_dir: Path) -> PlainPolicy:
     """The policy of `thinker_dir` without Megatron."""
@@ -108,21 +117,21 @@ def make_prompt(rng: np.random.Generator, kinds: Sequence[str], spec: ThinkerSpe
     ids = rng.integers(10, 400, 2).tolist()
     media: dict[str, list[Encoded]] = {}
     for kind in kinds:
-        encoded, num_tokens = _medium(rng, kind)
+        encoded, num_tokens = _medium(rng, kind, spec)
         start = spec.audio_start_token_id if kind == "audio" else spec.vision_start_token_id
-        ids += [start, *[pads[kind]] * num_tokens, start + 1]
+        ids += [start, *[pads[kind]] * num_tokens, END]
         media.setdefault(kind, []).append(encoded)
     ids += rng.integers(10, 400, rng.integers(3, 9)).tolist()
     return PromptInputs(np.array(ids, np.int32), media)
 
 
-def _medium(rng: np.random.Generator, kind: str) -> tuple[Encoded, int]:
+def _medium(rng: np.random.Generator, kind: str, spec: ThinkerSpec) -> tuple[Encoded, int]:
     if kind == "audio":
         num_frames = int(rng.integers(30, 130))
-        features = rng.standard_normal((NUM_MEL_BINS, num_frames)).astype(np.float32)
+        features = rng.standard_normal((spec.num_mel_bins, num_frames)).astype(np.float32)
         return {"features": features}, num_audio_tokens(num_frames)
     grid = np.array([1 if kind == "image" else 2, 4, 2 * rng.integers(1, 4)], np.int32)
-    patches = rng.integers(0, 256, (int(grid.prod()), 3 * 2 * PATCH**2), dtype=np.uint8)
+    patches = rng.integers(0, 256, (int(grid.prod()), spec.patch_values), dtype=np.uint8)
     encoded = {"patches": patches, "grid_thw": grid}
     if kind == "video":
         encoded["second_per_grid"] = np.array(0.5, np.float32)
