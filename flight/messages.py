@@ -223,10 +223,9 @@ _SHARED = frozenset(
 
 def error_detail(error: FlightQueueError) -> tuple[str, bytes]:
     """Return the text and the `extra_info` of an error, short enough for gRPC trailers."""
-    message = str(error)
+    message = str(error).encode("ascii", "backslashreplace").decode()
     if len(message) > MAX_ERROR_CHARS:
         message = message[: MAX_ERROR_CHARS - 4] + " ..."
-    message = message.encode("ascii", "backslashreplace").decode() if not message.isascii() else message
     return message, encode(ErrorDetail(error.code, message))
 
 

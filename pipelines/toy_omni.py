@@ -29,11 +29,11 @@ import numpy as np
 import soundfile
 from PIL import Image, ImageDraw
 
-VERSION = 1
+VERSION = 2
 """Raised when the same parameters would give other files."""
 
 IMAGE_PX = 64
-SHAPE_PX = (16, 32)
+SHAPE_PX = (24, 40)
 """Edge of the shape: least and most (exclusive)."""
 COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (50, 70, 220), "yellow": (225, 210, 40)}
 COLOUR_JITTER = 25
@@ -52,8 +52,9 @@ FILM_PX = 64
 FILM_FRAMES = 8
 FILM_FPS = 4
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-SQUARE_PX = (14, 22)
-LEAST_MOTION_PX = 24
+SQUARE_PX = (20, 27)
+MARGIN_PX = (4, 11)
+"""The square's way is the film's width less its edge less this (least and most, exclusive)."""
 FILM_NOISE = 6
 SOUND_TRACK_EVERY = 4
 """Each n-th film has a sound track (AAC)."""
@@ -82,7 +83,7 @@ STAMP = "toy_omni.json"
 class ToySpec:
     """How much of it. Items are counted for each of the three modalities."""
 
-    num_train: int = 384
+    num_train: int = 512
     num_eval: int = 64
     seed: int = 0
 
@@ -196,12 +197,11 @@ def _tone(band_hz: tuple[int, int], seconds: float, rng: np.random.Generator) ->
 def _moving_square(direction: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Return uint8 [FILM_FRAMES, FILM_PX, FILM_PX, 3]."""
     edge = int(rng.integers(*SQUARE_PX))
-    motion = int(rng.integers(LEAST_MOTION_PX, FILM_PX - edge - 4))
+    motion = FILM_PX - edge - int(rng.integers(*MARGIN_PX))
     start = int(rng.integers(1, FILM_PX - edge - motion))
     across = int(rng.integers(1, FILM_PX - edge - 1))
-    bright = rng.random(3) < 0.7
-    colour = np.where(bright, rng.integers(180, 256, 3), rng.integers(60, 256, 3))
-    frames = np.full((FILM_FRAMES, FILM_PX, FILM_PX, 3), rng.integers(10, 60), np.int16)
+    colour = rng.integers(170, 256, 3)
+    frames = np.full((FILM_FRAMES, FILM_PX, FILM_PX, 3), rng.integers(10, 50), np.int16)
     for number in range(FILM_FRAMES):
         share = number / (FILM_FRAMES - 1)
         along = start + int(motion * (share if sum(direction) > 0 else 1 - share))

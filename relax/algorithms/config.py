@@ -35,6 +35,11 @@ class AlgorithmConfig:
     the sum over its tokens, divided by the number of rows."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus in nats; 0: none."""
+    kl_coef: float = 0.0
+    """Weight of the penalty for leaving the reference, the model that training started from (k3 estimator); 0: none,
+    and no reference is kept."""
+    kl_cap: float = 3.0
+    """Largest log-ratio of reference to policy in the penalty, in nats; beyond it a token has no gradient from it."""
 
     def __post_init__(self) -> None:
         for key, value, choices in (
@@ -59,5 +64,8 @@ class AlgorithmConfig:
             )
         if not (self.importance_cap > 0 and math.isfinite(self.importance_cap)):
             raise ConfigError(f"algorithm.importance_cap: must be above 0, got {self.importance_cap}")
-        if not (self.entropy_coef >= 0 and math.isfinite(self.entropy_coef)):
-            raise ConfigError(f"algorithm.entropy_coef: must be at least 0, got {self.entropy_coef}")
+        for key, value in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
+            if not (value >= 0 and math.isfinite(value)):
+                raise ConfigError(f"algorithm.{key}: must be at least 0, got {value}")
+        if not (self.kl_cap > 0 and math.isfinite(self.kl_cap)):
+            raise ConfigError(f"algorithm.kl_cap: must be above 0, got {self.kl_cap}")

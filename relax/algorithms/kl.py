@@ -26,3 +26,12 @@ def k3(p_logprobs_N: Tensor, q_logprobs_N: Tensor) -> Tensor:
     """Return q/p - 1 - log(q/p)."""
     log_ratio_N = q_logprobs_N - p_logprobs_N
     return log_ratio_N.expm1() - log_ratio_N
+
+
+def reference_penalty(logprobs_N: Tensor, ref_logprobs_N: Tensor, cap: float) -> Tensor:
+    """Return k3 of policy against reference, the log-ratio cut at `cap` nats so that one token cannot dominate.
+
+    Source: GRPO (arXiv:2402.03300), equation 4; the cut is ours.
+    """
+    log_ratio_N = (ref_logprobs_N - logprobs_N).clamp(max=cap)
+    return log_ratio_N.expm1() - log_ratio_N

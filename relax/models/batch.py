@@ -5,8 +5,6 @@ Pixels stay uint8 here, a quarter of the bytes; `relax.models.thinker.embed` nor
 Shapes: B prompts, T tokens (padded), P patches of all media, M mel bins, F frames (padded), A clips.
 """
 
-# ruff: noqa: N815 (fields carry shape suffixes)
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ Hugging Face one, or the trainer's own) continues from there.
 Shapes: B prompts, T tokens, H hidden size, V vocabulary, 3 rotary axes (time, height, width).
 """
 
-# ruff: noqa: N815 (fields carry shape suffixes)
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import structlog
 import typer
-from flight.client import QueueClient
 
+from flight.client import QueueClient
 from relax.config import load_config
 from relax.control.member import ControlMember
 from relax.launch.parent import die_with_parent

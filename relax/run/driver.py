@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from relax.run.evaluation import EvaluationRounds
 from relax.run.watch import RunWatch
 
 TICK_S = 0.2
+USUAL_QUEUE_PORT = 8815
 START_DEADLINE_S = 120.0
 DRAIN_DEADLINE_S = 60.0
 
@@ -125,7 +127,7 @@ class Driver:
             "flight",
             "serve",
             "--port",
-            "0",
+            str(_usual_port_if_free()),
             "--uri-file",
             str(uri_file),
             "--parent-pid",
@@ -225,3 +227,13 @@ class Driver:
             else:
                 reason = str(gone)
         return reason
+
+
+def _usual_port_if_free() -> int:
+    """Return the port that `python -m flight` looks at by default, or 0 (any) when another server has it."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", USUAL_QUEUE_PORT))
+        except OSError:
+            return 0
+    return USUAL_QUEUE_PORT

@@ -73,6 +73,8 @@ class StepTokens:
     entropy_C: Tensor = field(init=False)
     ratio_C: Tensor = field(init=False)
     clipped_C: Tensor = field(init=False)
+    ref_logprobs_C: Tensor | None = None
+    """Under the model that training started from; None when no penalty needs them."""
     loss: float = 0.0
 
     def __post_init__(self) -> None:
@@ -92,6 +94,9 @@ class StepTokens:
             logprobs_N, targets.rollout_logprobs_C[target_N], targets.advantages_C[target_N], algorithm
         )
         loss_N = policy.loss_N - algorithm.entropy_coef * entropy_N
+        if self.ref_logprobs_C is not None:
+            penalty_N = kl.reference_penalty(logprobs_N, self.ref_logprobs_C[target_N], algorithm.kl_cap)
+            loss_N = loss_N + algorithm.kl_coef * penalty_N
         loss = (loss_N * targets.weight_C[target_N]).sum()
         self.trainer_logprobs_C[target_N] = logprobs_N.detach()
         self.entropy_C[target_N] = entropy_N.detach()
@@ -119,4 +124,6 @@ class StepTokens:
             "reward_std": targets.rewards_R.std(unbiased=False),
             "num_completion_tokens": targets.num_tokens_R.sum(),
         }
+        if self.ref_logprobs_C is not None:
+            values["kl_reference_nats"] = kl.k3(trainer_C, self.ref_logprobs_C).mean()
         return {"loss": self.loss} | {name: float(value) for name, value in values.items()}

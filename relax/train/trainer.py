@@ -62,6 +62,7 @@ class Trainer:
         self.policy = OmniPolicy(
             self._model_dir, freeze_towers=config.freeze_towers, recompute=config.recompute
         )
+        self._reference = self._load_reference() if algorithm.kl_coef else None
         self.optimizer = _optimizer(self.policy, config)
         self.num_steps = 0
         self.num_skipped_steps = 0
@@ -84,9 +85,12 @@ class Trainer:
             routing=routing,
         )
         planned = time.perf_counter()
+        ref_logprobs_C = self._reference_logprobs(batch, targets, micro_batches)
+        referred = time.perf_counter()
         prompts = self.policy.embed_prompts(batch.prompts)
         embedded = time.perf_counter()
-        tokens, routing_metrics = self._accumulate(batch, prompts, targets, micro_batches)
+        tokens = StepTokens(targets=targets, ref_logprobs_C=ref_logprobs_C)
+        routing_metrics = self._accumulate(batch, prompts, tokens, micro_batches)
         accumulated = time.perf_counter()
         update_metrics = self._update(tokens.loss)
         done = time.perf_counter()
@@ -97,7 +101,8 @@ class Trainer:
             "num_sequence_tokens": float(sum((m.segment_BT >= 0).sum() for m in micro_batches)),
             "num_padded_tokens": float(sum(m.segment_BT.size for m in micro_batches)),
             "plan_s": planned - started,
-            "embed_s": embedded - planned,
+            "reference_s": referred - planned,
+            "embed_s": embedded - referred,
             "forward_backward_s": accumulated - embedded,
             "optimizer_s": done - accumulated,
             "step_s": done - started,
@@ -132,14 +137,35 @@ class Trainer:
         self.num_steps = state["num_steps"]
         self.num_skipped_steps = state["num_skipped_steps"]
 
+    def _load_reference(self) -> OmniPolicy:
+        """Return a frozen copy of the model that training starts from."""
+        reference = OmniPolicy(self._model_dir, freeze_towers=True)
+        return reference.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def _reference_logprobs(
+        self, batch: TrainBatch, targets: Targets, micro_batches: list[MicroBatch]
+    ) -> Tensor | None:
+        """Return the reference's logprobs [C], under its own routing; None when there is no reference."""
+        if self._reference is None:
+            return None
+        prompts = self._reference.embed_prompts(batch.prompts)
+        position_C = _positions(batch, prompts, targets)
+        logprobs_C = torch.zeros_like(targets.rollout_logprobs_C)
+        for micro in micro_batches:
+            logits_NV = self._reference.logits(prompts, targets.token_ids_C, position_C, micro)
+            target_N = torch.from_numpy(micro.target_N)
+            log_probs_NV = (logits_NV.float() / targets.temperature).log_softmax(-1)
+            logprobs_C[target_N] = log_probs_NV.gather(1, targets.token_ids_C[target_N][:, None])[:, 0]
+        return logprobs_C
+
     def _accumulate(
-        self, batch: TrainBatch, prompts: PromptTable, targets: Targets, micro_batches: list[MicroBatch]
-    ) -> tuple[StepTokens, dict[str, float]]:
+        self, batch: TrainBatch, prompts: PromptTable, tokens: StepTokens, micro_batches: list[MicroBatch]
+    ) -> dict[str, float]:
         """Run all micro-batches forward and backward; gradients add up in the parameters."""
         self._zero_gradients()
-        tokens = StepTokens(targets=targets)
-        groups_R = torch.from_numpy(np.array(batch.groups, np.int64))
-        position_C = prompts.next_position_P[groups_R][targets.row_C] + targets.offset_C
+        targets = tokens.targets
+        position_C = _positions(batch, prompts, targets)
         leaves = prompts.leaves()
         num_differing, num_counted = 0, 0
         for micro in micro_batches:
@@ -151,7 +177,7 @@ class Trainer:
             differing, counted = session.count()
             num_differing, num_counted = num_differing + differing, num_counted + counted
         prompts.backward(leaves)
-        return tokens, {"routing_mismatch": num_differing / num_counted} if num_counted else {}
+        return {"routing_mismatch": num_differing / num_counted} if num_counted else {}
 
     def _update(self, loss: float) -> dict[str, float]:
         """Clip and apply the gradients, or leave the weights alone when they are not finite."""
@@ -189,6 +215,12 @@ class Trainer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         torch._foreach_zero_(self._gradients())
+
+
+def _positions(batch: TrainBatch, prompts: PromptTable, targets: Targets) -> Tensor:
+    """Return the rotary position of each completion token, [C]."""
+    groups_R = torch.from_numpy(np.array(batch.groups, np.int64))
+    return prompts.next_position_P[groups_R][targets.row_C] + targets.offset_C
 
 
 def _optimizer(policy: OmniPolicy, config: TrainerConfig) -> torch.optim.AdamW:

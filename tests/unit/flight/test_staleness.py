@@ -43,8 +43,9 @@ def generate(ledger: Ledger, taken, version: int) -> None:
 def train_and_ack(ledger: Ledger) -> list[str]:
     """Take a batch, train it and ack it; the next version is not announced."""
     taken = train(ledger)
+    trained = uids(taken)
     ledger.ack("rollouts", "actor", taken.lease.lease_id, None)
-    return uids(taken)
+    return trained
 
 
 @pytest.mark.parametrize(("max_staleness", "num_prompts"), [(0, 2), (1, 4), (4, 10)])
