@@ -24,6 +24,12 @@ class CheckedBatch:
     data: pa.RecordBatch
     writers: tuple[str, ...]
 
+    def split(self, spec: TableSpec) -> dict[str, pa.RecordBatch]:
+        """Return the data columns of each part by its writer."""
+        names = self.data.schema.names
+        writer_of = {name: spec.columns_by_name[name].writer for name in names}
+        return {part: self.data.select([n for n in names if writer_of[n] == part]) for part in self.writers}
+
 
 def check_schema(spec: TableSpec, schema: pa.Schema, writer: str) -> tuple[str, ...]:
     """Return the writers whose parts a batch of this schema delivers.

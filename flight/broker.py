@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flight.batches import CheckedBatch, check_batch, check_schema
 from flight.cursor import Row
@@ -31,7 +30,7 @@ from flight.ledger import Ledger, TakeRequest, TakeStatus
 from flight.projection import Places, project
 from flight.schema import TableSpec
 from flight.statistics import table_statistics
-from flight.store import ColumnStore, gather, retain
+from flight.store import ColumnStore, lengths, retain
 from flight.table import PutOutcome, TableState
 
 CHECK_CALLER_S = 1.0
@@ -136,11 +135,7 @@ class Broker:
         """
         spec = self.describe(name)
         checked = check_batch(spec, batch, check_schema(spec, batch.schema, writer))
-        columns = {
-            part: [name for name in checked.data.schema.names if spec.columns_by_name[name].writer == part]
-            for part in checked.writers
-        }
-        parts = {part: retain(checked.data.select(names)) for part, names in columns.items()}
+        parts = {part: retain(data) for part, data in checked.split(spec).items()}
         with self._locked():
             table = self._wait_for_room(name, checked, sum(part.nbytes for part in parts.values()), wait)
             bits = {part: table.part_names.index(part) for part in parts} or {"": 0}
@@ -175,17 +170,15 @@ class Broker:
             if not needed or fits:
                 return table
             if not self._wait(name, wait):
-                raise DeadlineExceededError(
-                    f"put into {name}: room for {needed} rows and {num_bytes} bytes must come before the deadline, got "
-                    f"{table.room} rows and {capacity_bytes - self._stores[name].nbytes} bytes; {_who_is_behind(table)}"
-                )
+                free_bytes = capacity_bytes - self._stores[name].nbytes
+                raise DeadlineExceededError(_no_room(table, needed, num_bytes, free_bytes))
 
     # ---- taking -----------------------------------------------------------------------------------------------
 
     def take(self, name: str, request: TakeRequest, columns: Sequence[str] | None, wait: Wait) -> TakeAnswer:
         """Lease rows; waits until there are at least `min_rows`, the end is reached, or the deadline passes."""
         with self._locked():
-            chosen = self._chosen_columns(name, request.consumer, columns)
+            chosen = self._ledger.table(name).spec.columns_for(request.consumer, columns)
             while (taken := self._ledger.take(name, request, self.clock())) is None:
                 self._after(name, has_changed=False)
                 if not self._wait(name, wait):
@@ -224,12 +217,6 @@ class Broker:
             spec = table.spec
             places = self._locate(name, chosen, rows)
         return project(spec, rows, places)
-
-    def _chosen_columns(self, name: str, consumer: str, columns: Sequence[str] | None) -> list[str]:
-        spec = self._ledger.table(name).spec
-        if columns is None:
-            columns = next((each.columns for each in spec.consumers if each.name == consumer), ()) or None
-        return spec.checked_columns(columns)
 
     def _locate(self, name: str, columns: Sequence[str], rows: Sequence[Row]) -> Places:
         """Return places by column; columns of one part share them."""
@@ -330,7 +317,7 @@ class Broker:
         for each in related:
             table = self._ledger.tables[each]
             if table.dropped:
-                self._note_dropped(each, table.dropped)
+                self._count_lengths(each, table.dropped)
                 table.dropped = []
             if table.retired:
                 self._stores[each].free(table.retired)
@@ -349,14 +336,12 @@ class Broker:
         for name in names:
             self._changed[name].notify_all()
 
-    def _note_dropped(self, name: str, rows: Sequence[Row]) -> None:
-        """Keep the lengths of dropped completions: dropping by age favours short answers, and people must see it."""
+    def _count_lengths(self, name: str, dropped: Sequence[Row]) -> None:
+        """Dropping by age favours short answers: keep their lengths, so that people see it."""
         column = self._ledger.table(name).spec.columns_by_name.get("completion_token_ids")
-        if column is None or name not in self._ledger.gates or not pa.types.is_list(column.type):
-            return
-        places = self._locate(name, [column.name], rows)[column.name]
-        for length in pc.list_value_length(gather(places, column.name, column.type)).to_pylist():
-            self._ledger.gates[name].dropped_completion_tokens[(length or 0).bit_length()] += 1
+        if column is not None and name in self._ledger.gates:
+            places = self._locate(name, [column.name], dropped)[column.name]
+            self._ledger.gates[name].count_dropped_lengths(lengths(places, column.name, column.type))
 
     def _wait(self, name: str, wait: Wait) -> bool:
         """Wait for a change of a table; return False once the deadline has passed."""
@@ -382,6 +367,13 @@ class Broker:
             )
         self._expire()
         return True
+
+
+def _no_room(table: TableState, num_rows: int, num_bytes: int, free_bytes: int) -> str:
+    return (
+        f"put into {table.spec.name}: room for {num_rows} rows and {num_bytes} bytes must come before the deadline, got "
+        f"{table.room} rows and {free_bytes} bytes; {_who_is_behind(table)}"
+    )
 
 
 def _who_is_behind(table: TableState) -> str:

@@ -1,42 +1,27 @@
 """The Python client of a queue server: one method a verb, a deadline on every call, our own errors back.
 
-It keeps no state but the connection, so that it can be shared by threads and thrown away. It must not be shared with
-a forked process: any Flight call in a forked child hangs (pyarrow 26); spawn instead.
+It keeps no state but the connection (`flight.connection`), so that it can be shared by threads and thrown away.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as paflight
 
 from flight import messages as m
-from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, UnavailableError
+from flight.connection import Connection, within
+from flight.errors import UnavailableError
 from flight.ledger import TakeStatus
 from flight.schema import TableSpec
 from flight.store import cut
 
-TRANSFER_S = 15.0
-"""Seconds beyond a call's deadline in which data may still arrive, or a hung server be noticed."""
-
-RETRY_DELAYS_S = (0.05, 0.2, 0.5)
-"""Waits before a call that is safe to repeat is tried again on a new connection."""
-
 MAX_UNACKED_BATCHES = 4
 """Batches of one put that may be on their way without an acknowledgement."""
-
-# With the default bandwidth probe, unread streams can grow a client's memory without bound under load (pyarrow 26).
-_OPTIONS: list[tuple[str, int | str]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.max_frame_size", 1 << 20)]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +56,7 @@ class QueueClient:
         self.uri = uri
         self.identity = identity
         self.deadline_s = deadline_s
-        self._client: paflight.FlightClient | None = None
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._connection = Connection(uri)
 
     def __enter__(self) -> QueueClient:
         return self
@@ -83,10 +66,7 @@ class QueueClient:
 
     def close(self) -> None:
         """Close the connection; a later call opens a new one. Idempotent."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._connection.close()
 
     # ---- tables -----------------------------------------------------------------------------------------------
 
@@ -134,7 +114,9 @@ class QueueClient:
         command = m.PutCommand(table=table, writer=writer, deadline_s=deadline_s, identity=self.identity)
         rows = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
         batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
-        acks = self._repeat(f"put into {table}", lambda client: self._put_once(client, command, batches))
+        acks = self._connection.repeat(
+            f"put into {table}", lambda client: self._put_once(client, command, batches)
+        )
         return PutResult(
             num_rows=sum(ack.num_rows for ack in acks),
             num_duplicates=sum(ack.num_duplicates for ack in acks),
@@ -146,7 +128,7 @@ class QueueClient:
     ) -> list[m.PutAck]:
         descriptor = paflight.FlightDescriptor.for_command(m.encode(command))
         acks: list[m.PutAck] = []
-        writer, reader = client.do_put(descriptor, batches[0].schema, _within(command.deadline_s))
+        writer, reader = client.do_put(descriptor, batches[0].schema, within(command.deadline_s))
         try:
             for index, batch in enumerate(batches):
                 writer.write_batch(batch)
@@ -301,79 +283,19 @@ class QueueClient:
 
         def once(client: paflight.FlightClient) -> Any:
             bodies = [
-                result.body.to_pybytes() for result in client.do_action(action, _within(self.deadline_s))
+                result.body.to_pybytes() for result in client.do_action(action, within(self.deadline_s))
             ]
             return msgspec.json.decode(bodies[0])
 
-        return self._repeat(name, once, retry=retry)
+        return self._connection.repeat(name, once, retry=retry)
 
     def _get(self, where: str, ticket: m.GetTicket, deadline_s: float, *, retry: bool) -> pa.Table:
         def once(client: paflight.FlightClient) -> pa.Table:
-            reader = client.do_get(paflight.Ticket(m.encode(ticket)), _within(deadline_s))
+            reader = client.do_get(paflight.Ticket(m.encode(ticket)), within(deadline_s))
             # Not read_all(): it turns a cancelled stream into a KeyboardInterrupt of the main thread (pyarrow 26).
             return pa.Table.from_batches([chunk.data for chunk in reader], reader.schema)
 
-        return self._repeat(where, once, retry=retry)
-
-    def _repeat(self, where: str, call: Callable[[paflight.FlightClient], T], *, retry: bool = True) -> T:
-        """Do a call, again on a new connection if the old one dropped and the call may be repeated."""
-        if os.getpid() != self._pid:
-            raise InvalidRequestError(
-                f"{where}: the client must be used in the process that made it, got a forked one; spawn processes"
-            )
-        for delay_s in (*(RETRY_DELAYS_S if retry else ()), None):
-            client = self._connection(where)
-            try:
-                with self._our_errors(where):
-                    return call(client)
-            except UnavailableError:
-                self._forget(client)
-                if delay_s is None:
-                    raise
-                time.sleep(delay_s)
-        raise UnavailableError(f"{where}: not reached")
-
-    def _connection(self, where: str) -> paflight.FlightClient:
-        with self._lock:
-            if self._client is None:
-                try:
-                    self._client = paflight.FlightClient(self.uri, generic_options=_OPTIONS)
-                except (pa.ArrowException, OSError) as error:
-                    raise InvalidRequestError(
-                        f"{where}: uri must be like grpc://127.0.0.1:8815, got {self.uri!r} ({error})"
-                    ) from error
-            return self._client
-
-    def _forget(self, client: paflight.FlightClient) -> None:
-        with self._lock:
-            if self._client is client:
-                self._client = None
-        with suppress(pa.ArrowException):
-            client.close()
-
-    @contextmanager
-    def _our_errors(self, where: str) -> Iterator[None]:
-        try:
-            yield
-        except FlightQueueError:
-            raise
-        except paflight.FlightTimedOutError as error:
-            raise DeadlineExceededError(
-                f"{where}: {self.uri} must answer within the deadline plus {TRANSFER_S:.0f} s, got no answer"
-            ) from error
-        except (paflight.FlightUnavailableError, paflight.FlightCancelledError) as error:
-            raise UnavailableError(
-                f"{where}: a server must answer at {self.uri}, got none; start one with `python -m flight serve`"
-            ) from error
-        except (pa.ArrowException, paflight.FlightError, OSError) as error:
-            ours = m.to_error(getattr(error, "extra_info", None))
-            if ours is None:
-                ours = FlightQueueError(f"{where}: {self.uri} must be a queue server, got: {error}")
-            raise ours from error
-
-
-def _within(deadline_s: float) -> paflight.FlightCallOptions:
-    return paflight.FlightCallOptions(timeout=deadline_s + TRANSFER_S)
+        return self._connection.repeat(where, once, retry=retry)
 
 
 def _read_ack(reader: paflight.FlightMetadataReader) -> m.PutAck:

@@ -11,7 +11,7 @@ a fifo consumer, a whole group for a groups consumer.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -92,7 +92,7 @@ class Cursor:
         self.counts: Counter[str] = Counter()
         self._queue: list[tuple[int, int, Unit]] = []
         self._expiries: list[tuple[float, str]] = []
-        self._closed: dict[str, int] = {}
+        self._closed: OrderedDict[str, int] = OrderedDict()
         self._lease_prefix = lease_prefix
         self._num_leases = 0
 
@@ -303,4 +303,4 @@ class Cursor:
         del self.leases[lease.lease_id]
         self._closed[lease.lease_id] = lease.num_closed
         while len(self._closed) > CLOSED_LEASES_KEPT:
-            del self._closed[next(iter(self._closed))]
+            self._closed.popitem(last=False)

@@ -229,6 +229,12 @@ class TableSpec:
         )
         return [name for name in dict.fromkeys(columns) if name not in RESERVED_COLUMNS]
 
+    def columns_for(self, consumer: str, columns: Sequence[str] | None) -> list[str]:
+        """Return the data columns among `columns`; None means those that the consumer needs, or all if it needs none."""
+        if columns is None:
+            columns = next((each.columns for each in self.consumers if each.name == consumer), ()) or None
+        return self.checked_columns(columns)
+
     def queue_consumers(self) -> list[str]:
         """Return the consumers that take rows from a queue (all but the keyed ones)."""
         return [consumer.name for consumer in self.consumers if consumer.sampler != "keyed"]

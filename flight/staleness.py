@@ -22,6 +22,7 @@ Ages are kept as histograms of what was trained and what was dropped.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flight.errors import InvalidRequestError
@@ -155,6 +156,10 @@ class StalenessGate:
         """Note that a row left the table untrained: dropped, dead, skipped or abandoned."""
         self.num_waiting -= 1
         self.counts[kind] += 1
+
+    def count_dropped_lengths(self, num_tokens: Sequence[int]) -> None:
+        """Note how long the completions of dropped rows were."""
+        self.dropped_completion_tokens.update(length.bit_length() for length in num_tokens)
 
     def announce(self, policy_version: int) -> None:
         """Set v; rows trained for earlier versions do not count any more. Idempotent.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 MIN_COMPACT_BYTES = 64 << 10
 """Chunks smaller than this are not worth copying."""
@@ -129,6 +130,13 @@ def _pick(batch: pa.RecordBatch, column: str, indices: list[int], arrow_type: pa
     if indices == list(range(indices[0], indices[0] + len(indices))):
         return values.slice(indices[0], len(indices))
     return values.take(pa.array(indices, pa.int64()))
+
+
+def lengths(places: Sequence[Place | None], column: str, arrow_type: pa.DataType) -> list[int]:
+    """Return the lengths of a list column's values; nothing for other columns, 0 for nulls."""
+    if not pa.types.is_list(arrow_type):
+        return []
+    return [length or 0 for length in pc.list_value_length(gather(places, column, arrow_type)).to_pylist()]
 
 
 def cut(table: pa.Table) -> pa.Table:

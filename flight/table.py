@@ -1,7 +1,8 @@
 """One table: the life of its rows from put to retirement, as a pure state machine.
 
 It knows no sockets, locks, threads, clocks or data: time is an argument, values live in `flight.store`, waiting in
-`flight.broker`, and what one table means for another (tickets, staleness) in `flight.ledger`.
+`flight.broker`, what one table means for another (tickets, staleness) in `flight.ledger`. Which rows there are is kept
+in `flight.rows`, each consumer's queue and leases in `flight.cursor`.
 
     put --> a row exists; each writer delivers one *part* of it (the columns of that writer)
         --> ready for a consumer once the parts with its columns are there (and its group is whole)
@@ -10,26 +11,18 @@ It knows no sockets, locks, threads, clocks or data: time is an argument, values
               nack(requeue), expiry    ready again; after max_attempts deliveries: dead
               nack(requeue=False)      skipped
         --> retired once every consumer is finished with it: its memory is freed, its uid is remembered for a while
-
-Room is counted so that a table cannot lock itself: an incomplete group holds room for all its rows, so the rest of a
-group always fits, and a part of a row that exists needs no room.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 from flight.cursor import Cursor, Lease, Row, Unit
-from flight.errors import CapacityError, InvalidRequestError, TableSealedError
-from flight.groups import GroupBook
-from flight.schema import KEY_COLUMNS, ConsumerSpec, TableSpec
-
-RETIRED_UIDS_KEPT = 100_000
-"""Uids of retired rows remembered a table; a put repeated later than that makes a new row."""
+from flight.errors import InvalidRequestError
+from flight.rows import RowBook
+from flight.schema import ConsumerSpec, TableSpec
 
 DEAD_LETTERS_KEPT = 1000
 """Rows given up that the statistics can name."""
@@ -64,33 +57,22 @@ class PutOutcome:
         return sum(parts == 0 for parts in self.new_parts)
 
 
-class TableState:
-    """Rows, groups and cursors of one table. Not thread-safe."""
+class TableState(RowBook):
+    """The rows of one table and the consumers' cursors over them. Not thread-safe."""
 
     def __init__(self, spec: TableSpec, *, lease_prefix: str = "") -> None:
-        self.spec = spec
-        self.rows: dict[int, Row] = {}
+        super().__init__(spec)
         self.cursors: dict[str, Cursor] = {}
-        self.counts: Counter[str] = Counter()
         self.last_step: dict[str, int] = {}
         """The optimizer step of each consumer's last ack that named one."""
         self.dead_letters: list[tuple[str, str, str]] = []
         """(uid, consumer, reason) of the last rows given up."""
         self.events: list[Event] = []
         """What befell rows since the owner last cleared this list."""
-        self.retired: list[int] = []
-        """Rows retired since the owner last cleared this list."""
         self.dropped: list[Row] = []
         """Rows dropped for their age since the owner last cleared this list."""
-        self.part_names = list(dict.fromkeys(column.writer for column in spec.columns)) or [""]
         self._bits = {consumer.name: 1 << index for index, consumer in enumerate(spec.consumers)}
         self._keyed = 0
-        self._by_uid: dict[str, Row] = {}
-        self._retired_uids: dict[str, int] = {}
-        self._sealed = False
-        self._expected_rows: int | None = None
-        by_group = any(consumer.sampler == "groups" for consumer in spec.consumers)
-        self.groups = GroupBook(spec.group_size) if by_group else None
         for consumer in spec.consumers:
             self._add_consumer(consumer, lease_prefix)
 
@@ -109,18 +91,6 @@ class TableState:
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
-    def parts_of(self, columns: Sequence[str]) -> int:
-        """Return the bit set of the parts that hold `columns`; key columns are in every part."""
-        parts = 0
-        for name in columns:
-            if name not in KEY_COLUMNS:
-                parts |= 1 << self.part_names.index(self.spec.columns_by_name[name].writer)
-        return parts
-
-    def find(self, uid: str) -> Row | None:
-        """Return the row of that uid if it is in the table."""
-        return self._by_uid.get(uid)
-
     def cursor(self, consumer: str) -> Cursor:
         """Return the cursor of a consumer that takes.
 
@@ -138,37 +108,12 @@ class TableState:
             )
         return self.cursors[consumer]
 
-    def some_rows(self, max_rows: int | None, *, newest: bool) -> list[Row]:
-        """Return the oldest (or newest) rows of the table, at most `max_rows`, oldest first."""
-        if newest:
-            return list(islice(reversed(self.rows.values()), max_rows))[::-1]
-        return list(islice(self.rows.values(), max_rows))
-
-    def num_new(self, uids: Sequence[str]) -> int:
-        """Return how many of these uids are neither in the table nor remembered as retired."""
-        return sum(uid not in self._by_uid and uid not in self._retired_uids for uid in uids)
-
     def num_unfinished(self, consumer: str) -> int:
         """Return how many rows a consumer has still to finish; looks at all rows if it is keyed."""
         if consumer in self.cursors:
             cursor = self.cursors[consumer]
             return cursor.unready.total() + cursor.num_ready() + cursor.num_leased()
         return sum(bool(row.pending & self._bits[consumer]) for row in self.rows.values())
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether no new row can come."""
-        return self._sealed and (self._expected_rows is None or self.num_put >= self._expected_rows)
-
-    @property
-    def num_put(self) -> int:
-        """Return how many rows have come, without those that were retracted to come again."""
-        return self.counts["put"] - self.counts["retracted"]
-
-    @property
-    def num_reserved(self) -> int:
-        """Return the rows that the table holds or keeps room for."""
-        return len(self.rows) + (self.groups.num_open if self.groups else 0)
 
     def no_more_coming(self, cursor: Cursor) -> bool:
         """Return whether nothing but redelivery can add to what is ready now."""
@@ -181,46 +126,6 @@ class TableState:
 
     # ---- putting ----------------------------------------------------------------------------------------------
 
-    def room_needed(self, uids: Sequence[str], group_ids: Sequence[str]) -> int:
-        """Return the rows of room that a put needs beyond what is reserved; the put fits if this is at most `room`.
-
-        Raises:
-            InvalidRequestError: a uid is empty or twice in the put, or a group would get too many rows.
-            TableSealedError: there are new rows after the end.
-            CapacityError: the put can never fit.
-        """
-        where = f"put into {self.spec.name}"
-        if len(set(uids)) != len(uids):
-            twice = next(uid for uid, num in Counter(uids).items() if num > 1)
-            raise InvalidRequestError(f"{where}: uid must be unique inside a batch, got {twice!r} twice")
-        new_groups: Counter[str] = Counter()
-        for uid, group_id in zip(uids, group_ids, strict=True):
-            if uid not in self._by_uid and uid not in self._retired_uids:
-                new_groups[group_id] += 1
-        self._check_not_sealed(where, new_groups.total())
-        needed = self.groups.room_needed(where, new_groups) if self.groups else new_groups.total()
-        if needed > self.spec.capacity_rows:
-            raise CapacityError(
-                f"{where}: one batch must need at most capacity_rows {self.spec.capacity_rows} rows, got {needed}; "
-                "cut the batch or raise the capacity"
-            )
-        return needed
-
-    @property
-    def room(self) -> int:
-        """Return the rows of room that are neither used nor reserved."""
-        return self.spec.capacity_rows - self.num_reserved
-
-    def _check_not_sealed(self, where: str, num_new: int) -> None:
-        if num_new and self._sealed:
-            if self._expected_rows is None:
-                raise TableSealedError(f"{where}: new rows must come before the seal, got {num_new} after it")
-            if self.num_put + num_new > self._expected_rows:
-                raise TableSealedError(
-                    f"{where}: rows must be at most the expected {self._expected_rows}, "
-                    f"got {num_new} more than the {self.num_put} that came"
-                )
-
     def put(
         self, uids: Sequence[str], group_ids: Sequence[str], parts: int, versions: Sequence[int] | None = None
     ) -> PutOutcome:
@@ -229,32 +134,27 @@ class TableState:
         `versions` is policy_version_start a row. Call `room_needed` first: it holds the checks.
         """
         outcome = PutOutcome([], [], [])
+        everyone = sum(self._bits.values())
         for index, uid in enumerate(uids):
-            row = self._by_uid.get(uid)
+            row = self.find(uid)
+            retired_id = None if row is not None else self.find_retired(uid)
             if row is not None:
                 outcome.row_ids.append(row.row_id)
                 outcome.new_parts.append(self._fill(row, parts))
-            elif uid in self._retired_uids:
-                outcome.row_ids.append(self._retired_uids[uid])
+            elif retired_id is not None:
+                outcome.row_ids.append(retired_id)
                 outcome.new_parts.append(0)
             else:
-                row = self._add(uid, group_ids[index], parts, versions[index] if versions is not None else 0)
+                row = self.add(
+                    uid, group_ids[index], parts, versions[index] if versions is not None else 0, everyone
+                )
+                for cursor in self.cursors.values():
+                    cursor.arrive(row)
                 outcome.row_ids.append(row.row_id)
                 outcome.new_parts.append(parts)
                 outcome.arrived.append(row)
         self.counts["duplicates"] += outcome.num_duplicates
         return outcome
-
-    def _add(self, uid: str, group_id: str, parts: int, version: int) -> Row:
-        row = Row(self.counts["put"], uid, group_id, version, parts, pending=sum(self._bits.values()))
-        self.counts["put"] += 1
-        self.rows[row.row_id] = row
-        self._by_uid[uid] = row
-        if self.groups:
-            self.groups.join(row)
-        for cursor in self.cursors.values():
-            cursor.arrive(row)
-        return row
 
     def _fill(self, row: Row, parts: int) -> int:
         new_parts = parts & ~row.parts
@@ -264,22 +164,6 @@ class TableState:
                 if row.pending & cursor.bit:
                     cursor.advance(row)
         return new_parts
-
-    def seal(self, expected_rows: int | None = None) -> None:
-        """Declare the end: no new rows, or none beyond `expected_rows` in all. Idempotent.
-
-        Raises:
-            InvalidRequestError: more rows than that are there already.
-        """
-        num_put = self.num_put
-        if expected_rows is not None and expected_rows < num_put:
-            raise InvalidRequestError(
-                f"seal {self.spec.name}: expected_rows must be at least the {num_put} rows put so far, "
-                f"got {expected_rows}"
-            )
-        if not self.is_closed:
-            self._sealed = True
-            self._expected_rows = expected_rows
 
     # ---- finishing --------------------------------------------------------------------------------------------
 
@@ -313,8 +197,8 @@ class TableState:
         if uids is None:
             raise InvalidRequestError(f"table {self.spec.name!r}: a keyed ack must name uids, got none")
         bit = self._bits[consumer]
-        rows = [self._by_uid[uid] for uid in dict.fromkeys(uids) if uid in self._by_uid]
-        rows = [row for row in rows if row.pending & bit]
+        found = (self.find(uid) for uid in dict.fromkeys(uids))
+        rows = [row for row in found if row is not None and row.pending & bit]
         self._settle(rows, bit)
         self.counts[f"acked:{consumer}"] += len(rows)
         return len(rows)
@@ -389,11 +273,11 @@ class TableState:
             if row.given_up:
                 row.pending &= ~self._keyed
             if not row.pending:
-                self._retire(row)
+                self.retire(row)
 
     def release(self, uid: str) -> None:
         """Let a row go that its keyed consumers will not ask for any more. Idempotent, harmless if it is gone."""
-        row = self._by_uid.get(uid)
+        row = self.find(uid)
         if row is not None:
             row.given_up = True
             self._settle([row], 0)
@@ -410,22 +294,9 @@ class TableState:
                 if row.pending & cursor.bit:
                     cursor.forget(row)
             self.counts[kind] += 1
-            self._retire(row)
-            if kind == "retracted":
-                del self._retired_uids[row.uid]
-            elif kind == "dropped":
+            self.retire(row, forget_uid=kind == "retracted")
+            if kind == "dropped":
                 self.dropped.append(row)
-
-    def _retire(self, row: Row) -> None:
-        del self.rows[row.row_id]
-        del self._by_uid[row.uid]
-        self._retired_uids[row.uid] = row.row_id
-        if len(self._retired_uids) > RETIRED_UIDS_KEPT:
-            del self._retired_uids[next(iter(self._retired_uids))]
-        self.retired.append(row.row_id)
-        self.counts["retired"] += 1
-        if self.groups:
-            self.groups.leave(row)
 
     def _note_dead(self, rows: Sequence[Row], consumer: str, reason: str) -> None:
         self.dead_letters += [(row.uid, consumer, reason) for row in rows]

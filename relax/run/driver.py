@@ -101,6 +101,7 @@ class Driver:
         stack.callback(self._supervisor.close)
         self._hub.set("phase", "run")
         uri = config.queue.uri or self._start_queue()
+        print(f"queue: {uri}  (look into it with: python -m flight ls --uri {uri})", flush=True)
         self._queue = QueueClient(uri, identity="driver")
         stack.callback(self._queue.close)
         for spec in self._specs.values():

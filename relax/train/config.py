@@ -17,6 +17,7 @@ OPTIMIZER_TESTS = (
     ),
     ("warmup_steps", lambda c: c.warmup_steps >= 0, "at least 0"),
     ("lr_decay", lambda c: c.lr_decay in DECAYS, f"one of {', '.join(DECAYS)}"),
+    ("decay_from", lambda c: 0 <= c.decay_from <= 1, "from 0 to 1"),
     ("min_lr_ratio", lambda c: 0 <= c.min_lr_ratio <= 1, "from 0 to 1"),
     ("beta1", lambda c: 0 <= c.beta1 < 1, "at least 0 and below 1"),
     ("beta2", lambda c: 0 <= c.beta2 < 1, "at least 0 and below 1"),
@@ -46,6 +47,8 @@ class TrainerConfig:
     """Optimizer steps in which the learning rate grows from nothing to its full value."""
     lr_decay: str = "constant"
     """After warm-up: `constant`, `linear` or `cosine` down to `min_lr_ratio` at step `decay_steps`."""
+    decay_from: float = 0.0
+    """Part of `decay_steps` in which the learning rate keeps its full value, warm-up included."""
     decay_steps: int | None = None
     """Optimizer step at which the decay ends; needed unless `lr_decay` is constant."""
     min_lr_ratio: float = 0.1
@@ -76,12 +79,9 @@ class TrainerConfig:
             value = getattr(self, key)
             if (isinstance(value, float) and not math.isfinite(value)) or not test(self):
                 raise ConfigError(f"actor.{key}: must be {rule}, got {value!r}")
-        if self.lr_decay != "constant" and (
-            self.decay_steps is None or self.decay_steps <= self.warmup_steps
-        ):
+        if self.lr_decay != "constant" and (self.decay_steps is None or self.decay_steps < 1):
             raise ConfigError(
-                f"actor.decay_steps: must be above warmup_steps ({self.warmup_steps}) with lr_decay {self.lr_decay}, "
-                f"got {self.decay_steps}"
+                f"actor.decay_steps: must be at least 1 with lr_decay {self.lr_decay}, got {self.decay_steps}"
             )
 
 
@@ -91,6 +91,11 @@ def lr_multiplier(config: TrainerConfig, step: int) -> float:
         return step / config.warmup_steps
     if config.lr_decay == "constant" or config.decay_steps is None:
         return 1.0
-    done = min(1.0, (step - config.warmup_steps) / (config.decay_steps - config.warmup_steps))
+    start = max(config.warmup_steps, int(config.decay_from * config.decay_steps))
+    if step <= start:
+        return 1.0
+    if step >= config.decay_steps:
+        return config.min_lr_ratio
+    done = (step - start) / (config.decay_steps - start)
     shape = 1 - done if config.lr_decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return config.min_lr_ratio + (1 - config.min_lr_ratio) * shape

@@ -170,7 +170,11 @@ def test_plain_flight_client_lists_describes_puts_and_reads(client, uri):
     writer, reader = plain.do_put(descriptor, rows("a").schema)
     writer.write_table(rows("a", "b", "a2"))
     writer.done_writing()
-    assert json.loads(reader.read()) == {"num_rows": 3, "num_duplicates": 0, "row_ids": [0, 1, 2]}
+    assert json.loads(reader.read().to_pybytes()) == {
+        "num_rows": 3,
+        "num_duplicates": 0,
+        "row_ids": [0, 1, 2],
+    }
     writer.close()
     info = plain.get_flight_info(descriptor)
     assert (info.total_records, info.schema.names) == (3, ["row_id", "uid", "group_id", "x"])

@@ -107,4 +107,6 @@ def test_inconsistent_buffers_are_refused():
         pa.list_(pa.int32()), 2, [None, offsets], children=[pa.array([1, 2], pa.int32())]
     )
     message = refusal(GOOD | {"completion_token_ids": broken})
-    assert message.startswith("put into rollouts: batch must be valid Arrow data, got: In column 2")
+    assert message.startswith(
+        "put into rollouts: batch must be valid Arrow data, got: In column 3: Invalid: Offset"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flight import table as table_module
+from flight import rows as rows_module
 from flight.errors import CapacityError, InvalidRequestError, LeaseLostError, TableSealedError
 from flight.schema import Column, ConsumerSpec, TableSpec
 from flight.table import TableState
@@ -81,7 +81,7 @@ def test_table_retires_a_row_when_every_consumer_is_finished():
 
 def test_table_forgets_retired_uids_after_a_bounded_while(monkeypatch):
     """Old uids are forgotten first; their repeat is a new row with a new number."""
-    monkeypatch.setattr(table_module, "RETIRED_UIDS_KEPT", 1)
+    monkeypatch.setattr(rows_module, "RETIRED_UIDS_KEPT", 1)
     table = make_table(consumers=(ConsumerSpec(name="train", columns=()),))
     table.put(["a", "b"], ["a", "b"], 1)
     table.ack("train", take(table, "train", 2).lease_id, None)

@@ -19,7 +19,7 @@ from relax.train.config import TrainerConfig, lr_multiplier
         ({"lr_decay": "step"}, "actor.lr_decay: must be one of constant, linear, cosine, got 'step'"),
         (
             {"lr_decay": "linear"},
-            "actor.decay_steps: must be above warmup_steps (5) with lr_decay linear, got None",
+            "actor.decay_steps: must be at least 1 with lr_decay linear, got None",
         ),
         ({"max_grad_norm": 0.0}, "actor.max_grad_norm: must be above 0, or absent for no clipping, got 0.0"),
         ({"beta2": 1.0}, "actor.beta2: must be at least 0 and below 1, got 1.0"),
@@ -40,6 +40,10 @@ def test_lr_multiplier_warms_up_and_decays() -> None:
     assert [lr_multiplier(linear, step) for step in (2, 7, 12, 50)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
     cosine = TrainerConfig(warmup_steps=0, lr_decay="cosine", decay_steps=10, min_lr_ratio=0.0)
     assert [lr_multiplier(cosine, step) for step in (0, 5, 10)] == pytest.approx([1.0, 0.5, 0.0])
+    late = TrainerConfig(warmup_steps=0, lr_decay="linear", decay_from=0.5, decay_steps=10, min_lr_ratio=0.0)
+    assert [lr_multiplier(late, step) for step in (5, 6, 10)] == pytest.approx([1.0, 0.8, 0.0])
+    short = TrainerConfig(warmup_steps=5, lr_decay="linear", decay_steps=3)
+    assert lr_multiplier(short, 5) == 1.0
 
 
 def test_configs_import_no_torch() -> None:
