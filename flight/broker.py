@@ -297,17 +297,15 @@ class Broker:
     @contextmanager
     def _locked(self):
         with self._lock:
-            self._raise_if_closing()
-            self._expire()
+            self._catch_up()
             yield
 
-    def _raise_if_closing(self) -> None:
+    def _catch_up(self) -> None:
+        """Refuse to go on in a server that stops; end the leases whose time is over."""
         if self._is_closing:
             raise UnavailableError(
                 "server: it must be running, got a call while it stops; connect to its successor"
             )
-
-    def _expire(self) -> None:
         for name in self._ledger.expire(self.clock()):
             self._after(name)
 
@@ -360,19 +358,18 @@ class Broker:
             self._changed[name].wait(max(until - now, 0.0))
         finally:
             self._num_waiting -= 1
-        self._raise_if_closing()
+        self._catch_up()
         if wait.is_gone():
             raise DeadlineExceededError(
                 f"table {name!r}: the caller must be waiting for the answer, got none"
             )
-        self._expire()
         return True
 
 
 def _no_room(table: TableState, num_rows: int, num_bytes: int, free_bytes: int) -> str:
     return (
-        f"put into {table.spec.name}: room for {num_rows} rows and {num_bytes} bytes must come before the deadline, got "
-        f"{table.room} rows and {free_bytes} bytes; {_who_is_behind(table)}"
+        f"put into {table.spec.name}: room for {num_rows} rows and {num_bytes} bytes must come before the deadline, "
+        f"got {table.room} rows and {free_bytes} bytes; {_who_is_behind(table)}"
     )
 
 

@@ -230,7 +230,7 @@ class TableSpec:
         return [name for name in dict.fromkeys(columns) if name not in RESERVED_COLUMNS]
 
     def columns_for(self, consumer: str, columns: Sequence[str] | None) -> list[str]:
-        """Return the data columns among `columns`; None means those that the consumer needs, or all if it needs none."""
+        """Return the data columns among `columns`; None means those that the consumer needs, all if none."""
         if columns is None:
             columns = next((each.columns for each in self.consumers if each.name == consumer), ()) or None
         return self.checked_columns(columns)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import pyarrow as pa
 import typer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,12 +19,14 @@ sys.path.insert(0, str(ROOT))  # so that the program runs from a clone that is n
 
 from relax.config import RunConfig, load_config, save_config  # noqa: E402  (after the path)
 from relax.errors import ConfigError, RelaxError, ServiceError  # noqa: E402
-from relax.run.directory import make_run_dir  # noqa: E402
+from relax.run.attachment import check_server  # noqa: E402
+from relax.run.directory import make_run_dir, release_run_dir  # noqa: E402
 from relax.run.driver import Driver, Outcome  # noqa: E402
 from relax.run.wiring import check_wiring  # noqa: E402
 
 DEFAULT_CONFIG = ROOT / "conf" / "omni_grpo.yaml"
 PREPARE_DEADLINE_S = 600
+SHOWN_ROW_ERRORS = 10
 
 
 def main(
@@ -49,8 +52,14 @@ def main(
 def launch(config: RunConfig) -> Outcome:
     """Prepare what is missing, check the wiring with it, and carry the run through."""
     run_dir = make_run_dir(Path(config.run_root), config.name, overwrite=config.overwrite)
-    _prepare(config)
-    specs = check_wiring(config)
+    try:
+        _prepare(config)
+        specs = check_wiring(config)
+        if config.queue.uri is not None:
+            check_server(config.queue.uri, specs, overwrite=config.overwrite)
+    except BaseException:
+        release_run_dir(run_dir)
+        raise
     save_config(config, run_dir / "config.yaml")
     typer.echo(f"run {run_dir.name}: logs, rollouts and metrics under {run_dir}")
     model_dir = Path(config.model.path or "")
@@ -81,6 +90,8 @@ def _step(what: str, words: list[object]) -> None:
 
 
 def _show(outcome: Outcome) -> None:
+    if outcome.row_errors is not None and outcome.row_errors.num_rows:
+        _show_row_errors(outcome.row_errors)
     for modality, reward in outcome.rewards.items():
         typer.echo(f"reward {modality:>8}: {reward:.3f}")
     if outcome.report is not None:
@@ -88,6 +99,15 @@ def _show(outcome: Outcome) -> None:
     typer.echo(
         f"{'ended' if outcome.exit_code == 0 else 'failed'}: {outcome.reason}", err=outcome.exit_code != 0
     )
+
+
+def _show_row_errors(errors: pa.Table) -> None:
+    count = errors.num_rows
+    typer.echo(f"{count} {'row was' if count == 1 else 'rows were'} refused; all of them: row_errors.parquet")
+    for error in errors.slice(0, SHOWN_ROW_ERRORS).to_pylist():
+        typer.echo(f"  {error['stage']}: {error['place']}: {error['reason']}")
+    if count > SHOWN_ROW_ERRORS:
+        typer.echo(f"  ... and {count - SHOWN_ROW_ERRORS} more")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -36,11 +37,12 @@ def main(
         die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which drains the roles in order
     log = structlog.get_logger(role=role, index=index)
-    module = importlib.import_module(f"relax.roles.{role}")
-    config = load_config([run_dir / "config.yaml"])
-    member = ControlMember(control, role, index)
     try:
-        with QueueClient(queue, identity=f"{role}-{index}") as client:
+        with ExitStack() as stack:
+            module = importlib.import_module(f"relax.roles.{role}")
+            config = load_config([run_dir / "config.yaml"])
+            member = stack.enter_context(ControlMember(control, role, index))
+            client = stack.enter_context(QueueClient(queue, identity=f"{role}-{index}"))
             service = Service(
                 role=role,
                 index=index,
@@ -53,12 +55,10 @@ def main(
             log.info("started")
             module.run(service)
             log.info("done")
-    except Exception as error:
+    except BaseException as error:  # a plug-in's sys.exit() is a failure too
         log.exception("failed")
         print(f"ERROR {role}-{index}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from error
-    finally:
-        member.close()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from relax.run.evaluation import EXPECTED_METRIC, eval_uid
 CHUNK_PROMPTS = 8
 """Prompts in one put: small enough that the first batch reaches the rollouts soon."""
 
+PUT_DEADLINE_S = 0.5
 REPORT_EVERY_CHUNKS = 30
 
 
@@ -43,10 +44,7 @@ def run(service: Service) -> None:
         if pending is None:
             with service.clock.part("encode"):
                 pending = next(feed)
-        try:
-            with service.clock.part("put"):
-                service.queue.put("prompts", pending, writer="preprocess", deadline_s=0.5)
-        except DeadlineExceededError:  # the table is full; look at the phase and wait again
+        if pending is not None and not stage.put("prompts", pending):
             continue
         pending = None
         num_chunks += 1
@@ -75,32 +73,46 @@ class PreprocessStage:
         """Open a manifest whose rows may use every modality of the run."""
         return Manifest(path, self._modalities, max_prompt_chars=self._service.config.data.max_prompt_chars)
 
-    def chunks(self, manifest: Manifest, num_workers: int) -> Iterator[pa.Table]:
-        """Yield this worker's share of each epoch for ever, in chunks.
+    def put(self, table: str, prompts: pa.Table) -> bool:
+        """Put prompts; False when the table stayed full for a moment, so that the caller looks at the phase."""
+        try:
+            with self._service.clock.part("put"):
+                self._service.queue.put(table, prompts, writer="preprocess", deadline_s=PUT_DEADLINE_S)
+        except DeadlineExceededError:
+            return False
+        return True
+
+    def chunks(self, manifest: Manifest, num_workers: int) -> Iterator[pa.Table | None]:
+        """Yield this worker's share of each epoch for ever, in chunks; None for a chunk of broken rows.
 
         Raises:
-            ServiceError: not one row of an epoch could be used.
+            ServiceError: not one row of the manifest can be used.
         """
         index, seed = self._service.index, self._service.config.seed
         broken: set[int] = set()
+        last_error: RowError | None = None
         epoch = 0
         while True:
             order = np.random.default_rng([seed, epoch]).permutation(len(manifest))[index::num_workers]
             usable = [int(line) for line in order if int(line) not in broken]
-            if not usable:
+            if len(broken) == len(manifest):
                 raise ServiceError(
-                    f"preprocess: {manifest.path} must have a usable row, got {len(order)} broken ones"
+                    f"preprocess: {manifest.path} must have a usable row, got {len(broken)} broken ones; "
+                    f"the last: {last_error}"
                 )
+            if not usable:  # other workers may have rows, and the next epoch gives this one others
+                yield None
             for start in range(0, len(usable), CHUNK_PROMPTS):
                 prompts = []
                 for line in usable[start : start + CHUNK_PROMPTS]:
                     prompt = self._build(manifest, line)
-                    if prompt is None:
+                    if isinstance(prompt, RowError):
                         broken.add(line)
+                        last_error = prompt
                     else:
                         prompts.append(prompt)
-                if prompts:
-                    yield self._table(prompts, epoch, [f"{epoch}-{prompt.index}" for prompt in prompts])
+                uids = [f"{epoch}-{prompt.index}" for prompt in prompts]
+                yield self._table(prompts, epoch, uids) if prompts else None
             epoch += 1
 
     def put_evaluation(self, evaluated: int) -> int:
@@ -113,19 +125,23 @@ class PreprocessStage:
         if self._held_out is None:
             self._held_out = self.manifest(config.data.eval_manifest)
         lines = range(min(len(self._held_out), config.evaluation.max_prompts))
-        prompts = [prompt for line in lines if (prompt := self._build(self._held_out, line)) is not None]
-        if prompts:
-            uids = [eval_uid(request, prompt.index) for prompt in prompts]
-            self._service.queue.put("eval_prompts", self._table(prompts, 0, uids), writer="preprocess")
+        built = (self._build(self._held_out, line) for line in lines)
+        prompts = [prompt for prompt in built if isinstance(prompt, Prompt)]
+        for start in range(0, len(prompts), CHUNK_PROMPTS):
+            chunk = prompts[start : start + CHUNK_PROMPTS]
+            rows = self._table(chunk, 0, [eval_uid(request, prompt.index) for prompt in chunk])
+            while not self.put("eval_prompts", rows):
+                if self._service.leaving:
+                    return request
         self._service.put_metrics(request, asked["policy_version"], {EXPECTED_METRIC: len(prompts)})
         return request
 
-    def _build(self, manifest: Manifest, line: int) -> Prompt | None:
+    def _build(self, manifest: Manifest, line: int) -> Prompt | RowError:
         record = manifest[line]
         built = record if isinstance(record, RowError) else self._builder.build(record)
         if isinstance(built, RowError):
-            self._service.put_row_error(built.place, built.place, built.reason)
-            return None
+            # Two manifests may have the same file name; the uid tells their rows apart.
+            self._service.put_row_error(f"{manifest.path}:{line}", built.place, built.reason)
         return built
 
     def _table(self, prompts: list[Prompt], epoch: int, uids: list[str]) -> pa.Table:

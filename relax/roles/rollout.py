@@ -1,7 +1,8 @@
 """The rollout role: takes prompts, adopts the newest weights, generates groups, scores them, puts rollouts.
 
 It does not decide how far it may run ahead: the queue hands out a prompt only when the staleness bound allows it.
-A group that cannot be scored or has a non-finite number costs that prompt only, as a row error.
+A group that cannot be scored or has a non-finite number costs that prompt only, as a row error; when prompt after prompt
+is refused, it is no longer the prompts' fault and the role fails.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
 from modalities.routing import routing_to_arrow
 from relax.data.prompts import media_from_arrow
+from relax.errors import ServiceError
 from relax.models.spec import ThinkerSpec
 from relax.records import INSTANT, SAMPLE_COLUMNS
 from relax.roles.service import Service
@@ -37,6 +39,10 @@ REPEATED = (
     "media_paths",
 )
 """Columns of a prompt that each of its rollouts repeats."""
+
+
+MAX_REFUSED_IN_A_ROW = 64
+"""Training prompts refused one after another, after which the engine or the reward is taken to be broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,7 @@ class RolloutWorker:
         options = service.config.modalities
         self._modalities = load_modalities(profile, options.limits, options.extra)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
+        self._refused_in_a_row = 0
 
     def adopt_newest(self) -> bool:
         """Adopt the newest published weights; return whether the engine has any."""
@@ -157,6 +164,21 @@ class RolloutWorker:
             answers = self._scored(prompts, completions, stream.num_samples)
         with service.clock.part("put"):
             self._put(stream, lease, answers, elapsed_s)
+        if stream.rollouts == "rollouts":
+            self._check_refusals(answers)
+
+    def _check_refusals(self, answers: Answers) -> None:
+        """Count refusals in a row.
+
+        Raises:
+            ServiceError: there were so many that no prompt is likely to be answered ever.
+        """
+        self._refused_in_a_row = 0 if answers.rows else self._refused_in_a_row + len(answers.failed)
+        if self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW:
+            raise ServiceError(
+                f"{self._service.name}: prompts must be answered and scored, got {self._refused_in_a_row} refused "
+                f"one after another; the last: {list(answers.failed.values())[-1]}"
+            )
 
     def _put(self, stream: Stream, lease: Lease, answers: Answers, elapsed_s: float) -> None:
         queue = self._service.queue

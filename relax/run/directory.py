@@ -1,10 +1,12 @@
-"""Where a run keeps its things. It creates and names directories; it writes nothing into them.
+"""Where a run keeps its things: it creates and names directories, and after a run that was broken off it puts them
+in order. What the files hold is others' business.
 
 runs/<name>/config.yaml      the configuration as it ran
 runs/<name>/logs/            one file a service
 runs/<name>/weights/         the last published snapshots
 runs/<name>/rollouts/        recorded rollouts, Parquet, one file a policy version
 runs/<name>/checkpoint/      huggingface/ and megatron/<step>/
+runs/<name>/row_errors.parquet  rows that were refused, when there were any
 runs/<name>/metrics.parquet  every metric; TensorBoard events lie in tensorboard/
 runs/<name>/report.html      the run on one page
 """
@@ -12,11 +14,15 @@ runs/<name>/report.html      the run on one page
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from relax.errors import ConfigError
+from relax.observe.recorder import RolloutRecorder
 
 DEFAULT_NAME = "omni_grpo"
+HALF_WRITTEN = (".*.partial", ".*.replaced", ".*.unfinished", "queue.uri", "queue.uri.tmp")
+"""What a killed service may leave behind, for `Path.rglob`; whole files never have such names."""
 
 
 def make_run_dir(run_root: Path, name: str | None, *, overwrite: bool) -> Path:
@@ -42,6 +48,25 @@ def make_run_dir(run_root: Path, name: str | None, *, overwrite: bool) -> Path:
         shutil.rmtree(run_dir)
     run_dir.mkdir(parents=True)
     return run_dir
+
+
+def release_run_dir(run_dir: Path) -> None:
+    """Give up the directory of a run that did not start, so that its name is free again; one in use stays."""
+    with suppress(OSError):
+        run_dir.rmdir()
+
+
+def complete_records(run_dir: Path) -> None:
+    """Once no service is left: make files of the rollouts that a killed recorder had received, and remove what any
+    service left half-written. Changes nothing after a run that ended well.
+    """
+    for pattern in HALF_WRITTEN:
+        for left in list(run_dir.rglob(pattern)):
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+    RolloutRecorder(run_dir / "rollouts").close()
 
 
 def _first_free(run_root: Path) -> Path:

@@ -1,11 +1,14 @@
 """Rounds of held-out evaluation: who was asked when, what came back. It asks; the services answer through the queue.
 
 A round is a request number. The preprocess role puts the held-out prompts under that number, the rollout role
-answers them greedily, and the number of prompts comes back as the metric `eval/num_prompts`.
+answers them greedily, and the number of prompts comes back as the metric `eval/num_prompts`. A prompt that the
+rollout role refuses is a row error and is not waited for.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -14,6 +17,8 @@ import pyarrow.compute as pc
 from relax.control.hub import ControlHub
 
 EXPECTED_METRIC = "eval/num_prompts"
+_REFUSED = re.compile(r"rollout/(eval\d+-\d+)")
+"""Uid of a row error for a held-out prompt."""
 
 
 def eval_uid(request: int, prompt_index: int) -> str:
@@ -33,6 +38,7 @@ class Round:
     request: int
     policy_version: int
     num_expected: int | None = None
+    num_refused: int = 0
     answers: list[pa.Table] = field(default_factory=list)
 
     @property
@@ -41,7 +47,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        return self.num_expected is not None and self.num_received >= self.num_expected
+        return self.num_expected is not None and self.num_received + self.num_refused >= self.num_expected
 
 
 class EvaluationRounds:
@@ -51,6 +57,7 @@ class EvaluationRounds:
         self._hub = hub
         self._interval_steps = interval_steps
         self._rounds: list[Round] = []
+        self._num_handed_on = 0
 
     def ask(self, policy_version: int) -> None:
         """Open a round: every service that serves evaluations sees the request."""
@@ -69,17 +76,25 @@ class EvaluationRounds:
         """Note how many held-out prompts a round has."""
         self._rounds[request - 1].num_expected = num_prompts
 
-    def receive(self, rows: pa.Table) -> list[Round]:
-        """Sort answers into their rounds; return the rounds that became complete."""
+    def receive(self, rows: pa.Table) -> None:
+        """Sort answers into their rounds."""
         requests = pa.array([request_of(uid) for uid in rows["uid"].to_pylist()], pa.int64())
-        completed = []
         for request in pc.unique(requests).to_pylist():
-            round_ = self._rounds[request - 1]
-            was_complete = round_.complete
-            round_.answers.append(rows.filter(pc.equal(requests, request)))
-            if round_.complete and not was_complete:
-                completed.append(round_)
-        return completed
+            self._rounds[request - 1].answers.append(rows.filter(pc.equal(requests, request)))
+
+    def refuse(self, error_uids: Iterable[str]) -> None:
+        """Note held-out prompts that will not be answered, given the uids of row errors of any kind."""
+        for uid in error_uids:
+            refused = _REFUSED.fullmatch(uid)
+            if refused:
+                self._rounds[request_of(refused[1]) - 1].num_refused += 1
+
+    def newly_complete(self) -> list[Round]:
+        """Return the rounds that became complete since the last call, oldest first."""
+        first = self._num_handed_on
+        while self._num_handed_on < len(self._rounds) and self._rounds[self._num_handed_on].complete:
+            self._num_handed_on += 1
+        return self._rounds[first : self._num_handed_on]
 
     def complete(self) -> bool:
         """Whether the newest round has all its answers."""
@@ -88,10 +103,22 @@ class EvaluationRounds:
     def fresh(self) -> bool:
         """Whether the newest round was answered wholly by the weights it asked for, or newer ones."""
         last = self._rounds[-1]
-        oldest = (
-            min(pc.min(part["policy_version_start"]).as_py() for part in last.answers) if last.answers else 0
+        oldest = [pc.min(part["policy_version_start"]).as_py() for part in last.answers]
+        return last.complete and all(version >= last.policy_version for version in oldest)
+
+    def shortfall(self) -> str:
+        """Return what the newest round lacks, '' when every held-out prompt was answered."""
+        last = self._rounds[-1]
+        if last.num_expected is None:
+            return "was not prepared in time"
+        if not last.num_expected:
+            return "had no held-out prompt that could be used"
+        if last.num_received >= last.num_expected:
+            return ""
+        return (
+            f"got answers to {last.num_received} of {last.num_expected} held-out prompts"
+            f"{f' ({last.num_refused} refused)' if last.num_refused else ''}"
         )
-        return last.complete and oldest >= last.policy_version
 
     def all_answers(self) -> pa.Table | None:
         """Return the answers of every complete round, oldest first; None when there are none."""

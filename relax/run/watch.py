@@ -19,9 +19,10 @@ from relax.control.hub import ControlHub
 from relax.observe.metrics import MetricsWriter
 from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
 from relax.observe.recorder import write_table
-from relax.records import mean_rewards
+from relax.records import ROW_ERROR_COLUMNS, mean_rewards
 from relax.run.evaluation import EXPECTED_METRIC, EvaluationRounds, Round
 
+ROW_ERRORS = pa.schema([(column.name, column.type) for column in ROW_ERROR_COLUMNS])
 TRAIN_WINDOW_STEPS = 20
 STATS_EVERY_S = 1.0
 WAITING = {"prompts": "rollout", "rollouts": "actor", "eval_prompts": "rollout"}
@@ -48,7 +49,7 @@ class RunWatch:
         self._display = ProgressDisplay(config.progress)  # type: ignore[arg-type]
         self._display.__enter__()
         self._started = time.monotonic()
-        self._row_errors: list[pa.Table] = []
+        self._row_errors: dict[str, dict[str, str]] = {}
         self._held_out: dict[str, tuple[float, int]] = {}
         self._waiting: dict[str, int] = {}
         self._stats_at = 0.0
@@ -64,10 +65,12 @@ class RunWatch:
         """Take whatever came since the last call, without waiting, and redraw."""
         for rows in self._take("metrics"):
             self._receive_metrics(rows)
-        self._row_errors.extend(self._take("row_errors"))
+        for rows in self._take("row_errors"):
+            self._receive_row_errors(rows)
         for rows in self._take("eval_rollouts"):
-            for round_ in self._evaluations.receive(rows):
-                self._record(round_)
+            self._evaluations.receive(rows)
+        for round_ in self._evaluations.newly_complete():
+            self._record(round_)
         if time.monotonic() - self._stats_at > STATS_EVERY_S:
             self._stats_at = time.monotonic()
             self._waiting = {
@@ -94,16 +97,22 @@ class RunWatch:
             max_staleness=self._config.max_staleness,
             rows_per_version=self._config.prompts_per_step * self._config.group_size,
             eval_rollouts=self._evaluations.all_answers(),
-            row_errors=pa.concat_tables(self._row_errors) if self._row_errors else None,
+            row_errors=self.row_errors(),
             media_base_dir=base_dir,
             read_media=partial(read_bytes, base_dir=base_dir, limits=self._config.modalities.limits),
         )
         return build_report(self._run_dir, inputs)
 
+    def row_errors(self) -> pa.Table:
+        """Return the rows that were refused so far: stage, place, reason."""
+        return pa.Table.from_pylist(list(self._row_errors.values()), ROW_ERRORS)
+
     def close(self) -> None:
-        """Stop the display and complete the metric files; harmless when repeated."""
+        """Stop the display and complete the files of metrics and row errors; harmless when repeated."""
         self._display.__exit__(None, None, None)
         self._metrics.close()
+        if self._row_errors:
+            write_table(self.row_errors(), self._run_dir / "row_errors.parquet")
 
     def _take(self, table: str) -> list[pa.Table]:
         """Take and ack all that waits in `table`."""
@@ -123,8 +132,18 @@ class RunWatch:
             if row["name"] == EXPECTED_METRIC:
                 self._evaluations.expect(row["step"], int(row["value"]))
 
+    def _receive_row_errors(self, rows: pa.Table) -> None:
+        """Keep each refused row once, however many services met it."""
+        uids = rows["uid"].to_pylist()
+        new = [uid not in self._row_errors for uid in uids]
+        for uid, facts in zip(uids, rows.select(ROW_ERRORS.names).to_pylist(), strict=True):
+            self._row_errors.setdefault(uid, facts)
+        self._evaluations.refuse(uid for uid, is_new in zip(uids, new, strict=True) if is_new)
+
     def _record(self, round_: Round) -> None:
         """Note the rewards of a complete evaluation and keep its answers on disk."""
+        if not round_.answers:
+            return
         answers = pa.concat_tables(round_.answers)
         rewards = mean_rewards(answers)
         counts = {name: answers["modality"].to_pylist().count(name) for name in rewards}
@@ -174,7 +193,7 @@ class RunWatch:
                 rows_per_version=rows_per_version,
                 rows_waiting=self._waiting,
                 roles={name: member.state for name, member in self._hub.members().items()},
-                num_row_errors=sum(part.num_rows for part in self._row_errors),
+                num_row_errors=len(self._row_errors),
                 note=self._note,
             )
         )
