@@ -64,8 +64,8 @@ class AlgorithmConfig:
             )
         if not (self.importance_cap > 0 and math.isfinite(self.importance_cap)):
             raise ConfigError(f"algorithm.importance_cap: must be above 0, got {self.importance_cap}")
-        for key, value in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"algorithm.{key}: must be at least 0, got {value}")
+        for name, weight in (("entropy_coef", self.entropy_coef), ("kl_coef", self.kl_coef)):
+            if not (weight >= 0 and math.isfinite(weight)):
+                raise ConfigError(f"algorithm.{name}: must be at least 0, got {weight}")
         if not (self.kl_cap > 0 and math.isfinite(self.kl_cap)):
             raise ConfigError(f"algorithm.kl_cap: must be above 0, got {self.kl_cap}")

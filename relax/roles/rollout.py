@@ -1,8 +1,8 @@
 """The rollout role: takes prompts, adopts the newest weights, generates groups, scores them, puts rollouts.
 
 It does not decide how far it may run ahead: the queue hands out a prompt only when the staleness bound allows it.
-A group that cannot be scored or has a non-finite number costs that prompt only, as a row error; when prompt after prompt
-is refused, it is no longer the prompts' fault and the role fails.
+A group that cannot be scored or has a non-finite number costs that prompt only, as a row error; when prompt after
+prompt is refused, it is no longer the prompts' fault and the role fails.
 """
 
 from __future__ import annotations
