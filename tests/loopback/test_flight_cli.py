@@ -136,7 +136,8 @@ def test_example_needs_nothing_but_pyarrow(uri):
     assert "{'row_id': '0', 'uid': 'p0', 'group_id': 'p0', 'text': 'short'}" in ended.stdout
     assert "rollouts 0 rows, 0 bytes" in ended.stdout
     assert "flight.client" not in script
-    assert f"```python\n{script.split('"""', 2)[2].lstrip()}```" in (REPOSITORY / "README.md").read_text()
+    body = script.split('"""', 2)[2].lstrip()
+    assert f"```python\n{body}```" in (REPOSITORY / "README.md").read_text()
 
 
 def test_import_loads_no_torch():
