@@ -57,7 +57,7 @@ def main(
             log.info("done")
     except BaseException as error:  # a plug-in's sys.exit() is a failure too
         log.exception("failed")
-        print(f"ERROR {role}-{index}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from error
 
 

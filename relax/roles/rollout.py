@@ -176,7 +176,7 @@ class RolloutWorker:
         self._refused_in_a_row = 0 if answers.rows else self._refused_in_a_row + len(answers.failed)
         if self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW:
             raise ServiceError(
-                f"{self._service.name}: prompts must be answered and scored, got {self._refused_in_a_row} refused "
+                f"rollout: prompts must be answered and scored, got {self._refused_in_a_row} refused "
                 f"one after another; the last: {list(answers.failed.values())[-1]}"
             )
 
@@ -297,6 +297,11 @@ def check_group(group: list[Completion], num_samples: int) -> str:
             return f"{where}: refused by the engine: {completion.error}"
         if not len(completion.token_ids):
             return f"{where}: must hold at least one token, got none"
+        if not len(completion.token_ids) == len(completion.logprobs) == len(completion.token_policy_versions):
+            return (
+                f"{where}: every token must have a logprob and a policy version, got {len(completion.token_ids)} tokens, "
+                f"{len(completion.logprobs)} logprobs, {len(completion.token_policy_versions)} policy versions"
+            )
         if not np.isfinite(completion.logprobs).all():
             return f"{where}: logprobs must be finite, got {completion.logprobs.tolist()}"
     if len(group) != num_samples:
