@@ -6,6 +6,7 @@ machine and leaves recorded rollouts, checkpoints, metrics and a report under `r
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,17 @@ def launch(config: RunConfig) -> Outcome:
         release_run_dir(run_dir)
         raise
     save_config(config, run_dir / "config.yaml")
+    _share_clone()
     typer.echo(f"run {run_dir.name}: logs, rollouts and metrics under {run_dir}")
     model_dir = Path(config.model.path or "")
     return Driver(config, specs, run_dir.resolve(), model_dir.resolve()).run()
+
+
+def _share_clone() -> None:
+    """Let services import from a clone that is not installed, as this program does."""
+    if (ROOT / "pyproject.toml").is_file():
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
 
 
 def _prepare(config: RunConfig) -> None:

@@ -297,10 +297,12 @@ def check_group(group: list[Completion], num_samples: int) -> str:
             return f"{where}: refused by the engine: {completion.error}"
         if not len(completion.token_ids):
             return f"{where}: must hold at least one token, got none"
-        if not len(completion.token_ids) == len(completion.logprobs) == len(completion.token_policy_versions):
+        per_token = (completion.token_ids, completion.logprobs, completion.token_policy_versions)
+        num_tokens, num_logprobs, num_versions = (len(values) for values in per_token)
+        if not num_tokens == num_logprobs == num_versions:
             return (
-                f"{where}: every token must have a logprob and a policy version, got {len(completion.token_ids)} tokens, "
-                f"{len(completion.logprobs)} logprobs, {len(completion.token_policy_versions)} policy versions"
+                f"{where}: every token must have a logprob and a policy version, got {num_tokens} tokens, "
+                f"{num_logprobs} logprobs, {num_versions} policy versions"
             )
         if not np.isfinite(completion.logprobs).all():
             return f"{where}: logprobs must be finite, got {completion.logprobs.tolist()}"

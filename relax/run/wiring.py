@@ -24,6 +24,8 @@ from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
 from relax.rollout.rewards import load_reward
 
+MAX_HEADER_BYTES = 100 << 20
+"""Longest header that the safetensors format allows."""
 TRAINING_COPIES = 4
 """Copies of the weights in the actor: parameters, gradients and two Adam moments."""
 
@@ -55,8 +57,11 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
     """Return the specifications of the run's tables, with the columns of every modality in use."""
     profile, routing = EncodingProfile(), routing_columns()
     if config.model.path is not None:
-        profile = EncodingProfile.from_pretrained(config.model.path)
-        routing = routing_columns(ThinkerSpec.from_pretrained(config.model.path).num_experts)
+        try:
+            profile = EncodingProfile.from_pretrained(config.model.path)
+            routing = routing_columns(ThinkerSpec.from_pretrained(config.model.path).num_experts)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path: {error}") from error
     try:
         modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
     except (ModalityError, ValueError, ImportError, AttributeError) as error:
@@ -109,6 +114,10 @@ def _check_files(config: RunConfig) -> None:
     ):
         if value is not None and not Path(value).is_file():
             raise ConfigError(f"{key}: must be a JSONL file, got {value!r}, where there is none")
+        if value is not None and not _has_a_row(Path(value)):
+            raise ConfigError(
+                f"{key}: must have a row, got {value!r}, which is empty; write one JSON object a line"
+            )
     if config.model.path is not None:
         model_dir = Path(config.model.path)
         for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
@@ -118,6 +127,11 @@ def _check_files(config: RunConfig) -> None:
                 )
         if not list(model_dir.glob("*.safetensors")):
             raise ConfigError(f"model.path: must hold safetensors files, got none in {config.model.path!r}")
+
+
+def _has_a_row(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(line.strip() for line in file)
 
 
 def _check_memory(config: RunConfig) -> None:
@@ -135,9 +149,13 @@ def _check_memory(config: RunConfig) -> None:
 
 def _tensor_bytes(path: Path) -> int:
     """Return the bytes of all tensors from the file's header alone."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return max(
-        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
-    )
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        return max(ends, default=0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, struct.error) as error:
+        raise ConfigError(
+            f"model.path: {path} must be a safetensors file, got another header ({error})"
+        ) from error

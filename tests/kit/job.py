@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,15 @@ SMALL = (
     "actor.warmup_steps=0",
     "rollout.reward=my_rewards:half",
 )
+
+
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join(str(path) for path in (REPOSITORY, PLUGINS, DEPTH_EXAMPLE))
+    return os.environ | {"PYTHONPATH": paths, "COLUMNS": "400"}
+
+
+ENTRY = ([sys.executable, str(PROGRAM)], _environment())
+"""Command and environment of the program, for runs that end before they have begun."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +126,12 @@ class Job:
 
 
 @contextmanager
-def start_job(
-    directory: Path, *words: str, name: str = "job", env: Mapping[str, str] | None = None
-) -> Iterator[Job]:
+def start_job(directory: Path, *words: str, name: str = "job") -> Iterator[Job]:
     """Run `omni_grpo.py` with small numbers and `words` in `directory`; whatever is left of it is killed at the end."""
     mark = uuid.uuid4().hex
     output_path = directory / f"{name}.out"
-    paths = os.pathsep.join(str(path) for path in (REPOSITORY, PLUGINS, DEPTH_EXAMPLE))
     command = [sys.executable, str(PROGRAM), *SMALL, f"name={name}", *words]
-    environment = os.environ | {"PYTHONPATH": paths, MARK: mark, "COLUMNS": "400"} | dict(env or {})
+    environment = _environment() | {MARK: mark}
     with output_path.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -154,7 +160,9 @@ def half_written(directory: Path) -> list[str]:
     return [
         path.relative_to(directory).as_posix()
         for path in sorted(directory.rglob("*"))
-        if (path.name.startswith(".") and path.name != ".metadata")  # Megatron's name for a checkpoint's index
+        if (
+            path.name.startswith(".") and path.name != ".metadata"
+        )  # Megatron's name for a checkpoint's index
         or path.suffix in (".partial", ".unfinished", ".tmp")
         or path.name in ("queue.uri", "metrics")
     ]

@@ -56,4 +56,3 @@ def finished_run(job_home: Path) -> Iterator[FinishedRun]:
     before = shared_memory()
     with start_job(job_home, *toy_words(job_home), "max_staleness=0", name="finished") as job:
         yield FinishedRun(job, job.wait(), before)
-

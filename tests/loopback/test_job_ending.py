@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -50,34 +51,54 @@ def test_second_ctrl_c_stops_at_once(start):
     assert half_written(job.run_dir) == []
 
 
+def test_second_ctrl_c_stops_a_run_that_is_starting(start):
+    """Nothing is waited for that is not there yet."""
+    with start(*LONG) as job:
+        job.until(lambda: job.pid_of("recorder") > 0)
+        job.interrupt()
+        job.until(lambda: "draining" in job.output, 10.0)
+        job.interrupt()
+        assert job.wait(ENDS_WITHIN_S) == 130, job.describe()
+        assert job.all_gone(5.0)
+
+
 @pytest.mark.parametrize("role", ["queue", "preprocess", "recorder", "rollout", "actor"])
 def test_role_that_is_killed_ends_the_run(start, role):
     """Within ten seconds, not with exit 0, the role named last, no process left, no half-written file."""
     with start(*LONG) as job:
-        if role in ("rollout", "actor"):  # the others are there long before torch is
+        if role in ("recorder", "rollout", "actor"):
             job.until_step(2)
         job.kill(role)
         killed_s = time.monotonic()
         assert job.wait(ENDS_WITHIN_S) == 1, job.describe()
         assert job.all_gone(max(0.0, ENDS_WITHIN_S - (time.monotonic() - killed_s)))
+    if role == "recorder":  # it had received rows that no consumer would get again
+        assert len(pd.read_parquet(job.run_dir / "rollouts")) % (PROMPTS_PER_STEP * GROUP_SIZE) == 0
     name = role if role == "queue" else f"{role}-0"
     assert job.last_line.startswith(f"failed: {name} was killed by SIGKILL"), job.describe()
     assert half_written(job.run_dir) == []
 
 
-def test_role_that_exits_as_if_all_were_well_ends_the_run(start):
-    """A plug-in's sys.exit(0) in the rollout role is its failure, shown last."""
-    with start(*LONG, "rollout.reward=my_rewards:leaves") as job:
-        assert job.wait() == 1, job.describe()
+def test_role_that_exits_as_if_all_were_well_ends_the_run(start, job_home):
+    """A plug-in's sys.exit(0) is the failure of the role that it runs in, shown last."""
+    line = {
+        "messages": [{"role": "user", "content": "<leaving>?"}],
+        "leavings": ["model/config.json"],
+        "answer": "a",
+    }
+    manifest = job_home / "leaving.jsonl"
+    manifest.write_text(json.dumps(line) + "\n")
+    with start(f"data.manifest={manifest}", "modalities.extra=[my_modalities:Leaving]") as job:
+        assert job.wait(60.0) == 1, job.describe()
         assert job.all_gone(5.0)
-    log = job.run_dir / "logs" / "rollout-0.log"
-    assert job.last_line == f"failed: rollout-0 exited with code 1: ERROR SystemExit: 0 (log: {log})"
+    log = job.run_dir / "logs" / "preprocess-0.log"
+    assert job.last_line == f"failed: preprocess-0 exited with code 1: ERROR SystemExit: 0 (log: {log})"
 
 
 def test_program_that_is_killed_leaves_no_process(start):
     """Not even by `kill -9`: services see it, and a guardian ends what does not."""
     with start(*LONG) as job:
-        job.until(lambda: all(job.pid_of(role) for role in ("queue", "recorder", "rollout", "actor")))
+        job.until_step(1)
         job.process.kill()
         assert job.wait(5.0) == -signal.SIGKILL
         assert job.all_gone(ENDS_WITHIN_S), [each.cmdline() for each in job.processes()]

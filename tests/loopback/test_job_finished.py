@@ -58,7 +58,9 @@ def test_job_scores_with_a_reward_of_the_user(finished_run, rollouts):
 def test_job_records_are_read_by_polars(finished_run):
     """Lists, strings and numbers in natural types, lazily over all files."""
     scan = pl.scan_parquet(finished_run.run_dir / "rollouts" / "*.parquet")
-    by_modality = scan.group_by("modality").agg(pl.len(), pl.col("completion_token_ids").list.len().max()).collect()
+    by_modality = (
+        scan.group_by("modality").agg(pl.len(), pl.col("completion_token_ids").list.len().max()).collect()
+    )
     assert set(by_modality["modality"]) == {"image", "audio", "video"}
     assert by_modality["len"].sum() == NUM_STEPS * PROMPTS_PER_STEP * GROUP_SIZE
     assert by_modality["completion_token_ids"].max() <= 3
@@ -71,7 +73,11 @@ def test_job_leaves_a_checkpoint_that_transformers_loads(finished_run, job_home)
 
     checkpoint = finished_run.run_dir / "checkpoint"
     trained, notes = HfThinker.from_pretrained(checkpoint / "huggingface", output_loading_info=True)
-    assert [notes[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set(), set(), set()]
+    assert [notes[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [
+        set(),
+        set(),
+        set(),
+    ]
     start = HfThinker.from_pretrained(job_home / "model").state_dict()
     moved = [name for name, tensor in trained.state_dict().items() if not torch.equal(tensor, start[name])]
     assert any("layers" in name for name in moved)
@@ -81,10 +87,16 @@ def test_job_leaves_a_checkpoint_that_transformers_loads(finished_run, job_home)
 def test_job_leaves_metrics_evaluations_and_a_report(finished_run):
     """metrics.parquet, TensorBoard events, held-out answers at both ends, and one page without scripts."""
     metrics = pq.read_table(finished_run.run_dir / "metrics.parquet").to_pandas()
-    assert metrics.loc[(metrics["role"] == "actor") & (metrics["name"] == "rows"), "step"].tolist() == [1, 2, 3]
+    assert metrics.loc[(metrics["role"] == "actor") & (metrics["name"] == "rows"), "step"].tolist() == [
+        1,
+        2,
+        3,
+    ]
     assert set(metrics["role"]) >= {"actor", "rollout", "driver"}
     assert list((finished_run.run_dir / "tensorboard").glob("events.out.tfevents.*"))
-    answers = {path.stem: pq.read_table(path) for path in (finished_run.run_dir / "evaluation").glob("*.parquet")}
+    answers = {
+        path.stem: pq.read_table(path) for path in (finished_run.run_dir / "evaluation").glob("*.parquet")
+    }
     assert sorted(answers) == ["000000", f"{NUM_STEPS:06d}"]
     assert set(answers[f"{NUM_STEPS:06d}"]["policy_version_start"].to_pylist()) == {NUM_STEPS}
     assert {table.num_rows for table in answers.values()} == {6}

@@ -17,13 +17,3 @@ def no_film(sample: RewardInput) -> float:
     if sample.modality == "video":
         raise ValueError("no film, please")
     return half(sample)
-
-
-def never(sample: RewardInput) -> float:
-    """Refuse to score anything."""
-    raise ValueError("I never score")
-
-
-def leaves(sample: RewardInput) -> float:
-    """End the process, and say that all is well."""
-    raise SystemExit(0)

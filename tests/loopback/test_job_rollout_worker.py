@@ -1,0 +1,198 @@
+"""The rollout role against a real queue and control plane; only the engine is a fake."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from flight.client import QueueClient
+from modalities.base import MediaLimits
+from modalities.registry import load_modalities
+from modalities.routing import routing_columns
+from relax.config import RunConfig
+from relax.control.hub import ControlHub
+from relax.control.member import ControlMember
+from relax.data.prompts import Prompt, prompts_to_arrow
+from relax.errors import ServiceError
+from relax.records import RunShape, table_specs
+from relax.roles.rollout import MAX_REFUSED_IN_A_ROW, RolloutWorker, Stream
+from relax.roles.service import Service
+from relax.rollout.engine import Completion, GenerateRequest, refused
+from relax.rollout.rewards import load_reward
+from tests.kit.engine import FakeEngine, Script
+from tests.kit.media import PROFILE
+from tests.kit.server import queue_server
+
+GROUP_SIZE = 2
+TRAINING = Stream(prompts="prompts", rollouts="rollouts", num_samples=GROUP_SIZE, temperature=1.0)
+HELD_OUT = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=GROUP_SIZE, temperature=0.0)
+MODALITIES = load_modalities(PROFILE, MediaLimits())
+
+
+@pytest.fixture
+def service(job_home: Path, tmp_path: Path) -> Iterator[Service]:
+    """A rollout service with the tables of a run, on a server of its own."""
+    config = RunConfig(group_size=GROUP_SIZE, prompts_per_step=4)
+    shape = RunShape(prompts_per_step=100, group_size=GROUP_SIZE, max_staleness=4)
+    media = [column for each in MODALITIES.values() for column in each.columns()]
+    with queue_server() as (uri, _), ControlHub() as hub, QueueClient(uri, identity="rollout-0") as queue:
+        for spec in table_specs(shape, media, routing_columns()).values():
+            queue.create_table(spec)
+        queue.announce("rollouts", 0)
+        with ControlMember(hub.uri, "rollout", 0) as control:
+            yield Service(
+                role="rollout",
+                index=0,
+                config=config,
+                run_dir=tmp_path,
+                model_dir=job_home / "model",
+                queue=queue,
+                control=control,
+            )
+
+
+def put_prompts(service: Service, count: int, table: str = "prompts", prefix: str = "0") -> list[str]:
+    """Put prompts of words alone and return their uids."""
+    uids = [f"{prefix}-{index}" for index in range(count)]
+    prompts = [
+        Prompt(
+            index=index,
+            place=f"rows.jsonl:{index + 1}",
+            modality="text",
+            messages="[]",
+            prompt_text="red?",
+            token_ids=np.array([1, 2], np.int32),
+            reference_answer="red",
+            media_paths=(),
+            media_order=(),
+            media=(),
+        )
+        for index in range(count)
+    ]
+    rows = prompts_to_arrow(prompts, MODALITIES)
+    rows = rows.append_column("uid", pa.array(uids)).append_column("group_id", pa.array(uids))
+    service.queue.put(
+        table, rows.append_column("epoch", pa.array([0] * count, pa.int32())), writer="preprocess"
+    )
+    return uids
+
+
+def answer(request: GenerateRequest, index: int, **changes) -> Completion:
+    """Return a completion without fault, but for `changes`."""
+    whole = Completion(
+        uid=request.uid,
+        sample_index=index,
+        token_ids=np.array([7, 8], np.int32),
+        logprobs=np.array([-0.5, -0.25], np.float32),
+        token_policy_versions=np.zeros(2, np.int32),
+        routed_experts=None,
+        finish_reason="stop",
+        text="red",
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def spoiling(uid: str, **changes) -> Script:
+    """Return a script whose last sample for `uid` has a fault."""
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        faults = changes if request.uid == uid else {}
+        return [answer(request, 0), answer(request, 1, **faults)]
+
+    return script
+
+
+def make_worker(service: Service, script: Script) -> RolloutWorker:
+    return RolloutWorker(service, FakeEngine(script), load_reward("exact_match"))
+
+
+def errors_of(service: Service) -> list[dict]:
+    return service.queue.read("row_errors").select(["uid", "stage", "place", "reason"]).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"logprobs": np.array([-0.5, math.nan], np.float32)},
+            "completion 1: logprobs must be finite, got [-0.5, nan]",
+        ),
+        (
+            {"logprobs": np.array([-0.5, -math.inf], np.float32)},
+            "completion 1: logprobs must be finite, got [-0.5, -inf]",
+        ),
+        (
+            {"logprobs": np.array([-0.5], np.float32)},
+            "completion 1: every token must have a logprob and a policy version, got 2 tokens, 1 logprobs, "
+            "2 policy versions",
+        ),
+        (
+            {"token_ids": np.zeros(0, np.int32)},
+            "completion 1: must hold at least one token, got none",
+        ),
+    ],
+)
+def test_fault_of_the_engine_costs_its_group(service, changes, reason):
+    """NaN and the like: one named row error, no row of that group, the other groups go on."""
+    uids = put_prompts(service, 3)
+    worker = make_worker(service, spoiling(uids[1], **changes))
+    assert worker.serve(TRAINING, 3, deadline_s=5.0)
+    rows = service.queue.read("rollouts")
+    assert sorted(set(rows["group_id"].to_pylist())) == [uids[0], uids[2]]
+    assert rows["reward"].to_pylist() == [1.0] * 4
+    assert errors_of(service) == [
+        {"uid": "rollout/0-1", "stage": "rollout", "place": "prompts row 0-1", "reason": reason}
+    ]
+    assert service.queue.stats("prompts")["consumers"]["rollout"]["ready"] == 0
+
+
+def test_prompt_that_the_engine_refuses_is_a_row_error(service):
+    """A single completion stands for the refused group."""
+    uids = put_prompts(service, 2, table="eval_prompts", prefix="eval1")
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        if request.uid == uids[0]:
+            return [refused(request, "prompt must fit, got too many tokens")]
+        return [answer(request, 0), answer(request, 1)]
+
+    assert make_worker(service, script).serve(HELD_OUT, 2, deadline_s=5.0)
+    assert service.queue.read("eval_rollouts").num_rows == GROUP_SIZE
+    (error,) = errors_of(service)
+    assert (error["uid"], error["place"]) == ("rollout/eval1-0", "eval_prompts row eval1-0")
+    assert error["reason"] == "completion 0: refused by the engine: prompt must fit, got too many tokens"
+
+
+def test_aborted_prompt_is_given_back(service):
+    """It is nobody's fault: no row error, and the prompt waits again."""
+    uids = put_prompts(service, 1)
+    worker = make_worker(service, spoiling(uids[0], finish_reason="abort"))
+    assert worker.serve(TRAINING, 1, deadline_s=5.0)
+    assert errors_of(service) == []
+    assert service.queue.read("rollouts").num_rows == 0
+    assert service.queue.stats("prompts")["consumers"]["rollout"]["ready"] == 1
+
+
+def test_engine_that_never_answers_rightly_is_an_error(service):
+    """After so many refusals one after another the role fails with the last reason; one good group begins anew."""
+    uids = put_prompts(service, 2 * MAX_REFUSED_IN_A_ROW)
+    good = uids[MAX_REFUSED_IN_A_ROW - 1]
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        faults = {} if request.uid == good else {"logprobs": np.full(2, math.nan, np.float32)}
+        return [answer(request, 0, **faults), answer(request, 1)]
+
+    worker = make_worker(service, script)
+    for _ in range(MAX_REFUSED_IN_A_ROW // 4 + MAX_REFUSED_IN_A_ROW // 4 - 1):
+        assert worker.serve(TRAINING, 4, deadline_s=5.0)
+    with pytest.raises(ServiceError) as caught:
+        worker.serve(TRAINING, 4, deadline_s=5.0)
+    assert str(caught.value) == (
+        "rollout: prompts must be answered and scored, got 64 refused one after another; the last: "
+        "completion 0: logprobs must be finite, got [nan, nan]"
+    )

@@ -1,0 +1,59 @@
+"""Which groups of completions can be trained on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from relax.roles.rollout import check_group
+from relax.rollout.engine import Completion
+
+
+def completion(index: int = 0, num_tokens: int = 2, **changes) -> Completion:
+    values = {
+        "uid": "0-0",
+        "sample_index": index,
+        "token_ids": np.arange(num_tokens, dtype=np.int32),
+        "logprobs": np.full(num_tokens, -1.0, np.float32),
+        "token_policy_versions": np.zeros(num_tokens, np.int32),
+        "routed_experts": None,
+        "finish_reason": "stop",
+        "text": "red",
+    }
+    return Completion(**values | changes)
+
+
+def test_check_group_accepts_a_whole_group():
+    """Nothing is said."""
+    assert check_group([completion(0), completion(1, num_tokens=5)], 2) == ""
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ([completion(0)], "group: must have 2 completions, got 1"),
+        ([], "group: must have 2 completions, got 0"),
+        (
+            [completion(0), completion(1, logprobs=np.array([0.0, math.nan], np.float32))],
+            "completion 1: logprobs must be finite, got [0.0, nan]",
+        ),
+        (
+            [completion(0, num_tokens=0), completion(1)],
+            "completion 0: must hold at least one token, got none",
+        ),
+        (
+            [completion(0, token_policy_versions=np.zeros(1, np.int32)), completion(1)],
+            "completion 0: every token must have a logprob and a policy version, got 2 tokens, 2 logprobs, "
+            "1 policy versions",
+        ),
+        (
+            [completion(0, finish_reason="refused", error="prompt must fit, got 9 tokens")],
+            "completion 0: refused by the engine: prompt must fit, got 9 tokens",
+        ),
+    ],
+)
+def test_check_group_says_what_is_wrong(group, reason):
+    """The first fault, with the sample it is in."""
+    assert check_group(group, 2) == reason

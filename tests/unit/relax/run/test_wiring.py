@@ -1,0 +1,127 @@
+"""The check before the start: files, plug-ins, numbers, memory, columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import struct
+
+import pytest
+
+from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
+from relax.errors import ConfigError, WiringError
+from relax.records import WRITES
+from relax.run.wiring import build_tables, check_columns, check_wiring
+
+
+@pytest.fixture(scope="module")
+def specs():
+    return build_tables(RunConfig())
+
+
+def test_check_wiring_accepts_the_defaults():
+    """Every table of a run, with the media columns of the built-in modalities."""
+    specs = check_wiring(RunConfig())
+    assert sorted(specs) == ["eval_prompts", "eval_rollouts", "metrics", "prompts", "rollouts", "row_errors"]
+    assert {"image_patches", "audio_features", "video_patches"} <= set(specs["prompts"].columns_by_name)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            RunConfig(data=DataConfig(manifest="no.jsonl")),
+            "data.manifest: must be a JSONL file, got 'no.jsonl', where there is none",
+        ),
+        (
+            RunConfig(data=DataConfig(eval_manifest="no.jsonl")),
+            "data.eval_manifest: must be a JSONL file, got 'no.jsonl', where there is none",
+        ),
+        (
+            RunConfig(model=ModelConfig(path="nowhere")),
+            "model.path: must be a Hugging Face directory with config.json, got 'nowhere'",
+        ),
+        (
+            RunConfig(prompts_per_step=2, rollout=RolloutConfig(num_workers=3)),
+            "prompts_per_step: must be at least rollout.num_workers=3, got 2",
+        ),
+        (
+            RunConfig(rollout=RolloutConfig(reward="exact")),
+            "rollout.reward: reward: must be one of ['exact_match'] or 'package.module:function', got 'exact'",
+        ),
+    ],
+)
+def test_check_wiring_refuses_what_cannot_be(config, message):
+    """One error with the key, the rule and the value."""
+    with pytest.raises(ConfigError) as caught:
+        check_wiring(config)
+    assert str(caught.value) == message
+
+
+def test_check_wiring_refuses_an_encoder_that_is_not_there():
+    """The key is named, whatever the plug-in's own error."""
+    with pytest.raises(ConfigError, match=r"^modalities\.extra: .*no_such_package"):
+        check_wiring(RunConfig(modalities=ModalitiesConfig(extra=["no_such_package.depth:Depth"])))
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_check_wiring_refuses_an_empty_manifest(tmp_path, content):
+    """A file without a row would leave every service waiting."""
+    manifest = tmp_path / "empty.jsonl"
+    manifest.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        check_wiring(RunConfig(data=DataConfig(manifest=str(manifest))))
+    assert str(caught.value) == (
+        f"data.manifest: must have a row, got '{manifest}', which is empty; write one JSON object a line"
+    )
+
+
+def test_check_wiring_refuses_a_model_that_memory_cannot_hold(tiny_dir, tmp_path):
+    """The size comes from the file's header alone: four copies in the actor, one in the rollout service."""
+    model_dir = shutil.copytree(tiny_dir, tmp_path / "model")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 50], "data_offsets": [0, 1 << 52]}}).encode()
+    (model_dir / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(
+        ConfigError, match=r"^model\.path: weights of 4503599\.6 GB need about 22517998\.1 GB"
+    ):
+        check_wiring(RunConfig(model=ModelConfig(path=str(model_dir))))
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors"])
+def test_check_wiring_refuses_a_model_with_a_damaged_file(tiny_dir, tmp_path, name):
+    """Under the key, and not as a traceback."""
+    model_dir = shutil.copytree(tiny_dir, tmp_path / "model")
+    (model_dir / name).write_bytes(b"\x10\0\0\0\0\0\0\0 this is neither JSON nor tensors")
+    with pytest.raises(ConfigError, match=r"^model\.path: "):
+        check_wiring(RunConfig(model=ModelConfig(path=str(model_dir))))
+
+
+def test_check_columns_accepts_what_the_roles_write(specs):
+    """The shipped roles fit the shipped tables."""
+    check_columns(specs, WRITES)
+
+
+def test_check_columns_names_a_column_that_a_role_invents(specs):
+    """Role, table and column."""
+    with pytest.raises(WiringError) as caught:
+        check_columns(specs, {**WRITES, "judge": {"rollouts": ["verdict"]}})
+    assert str(caught.value) == "role 'judge': columns of table 'rollouts' must exist, got ['verdict']"
+
+
+def test_check_columns_names_a_column_that_nobody_writes(specs):
+    """The consumer would wait for ever."""
+    rollouts = specs["rollouts"]
+    consumer = dataclasses.replace(rollouts.consumers[0], columns=("reward", "advantages"))
+    changed = dataclasses.replace(rollouts, consumers=(consumer, *rollouts.consumers[1:]))
+    writes = {"rollout": WRITES["rollout"], "preprocess": WRITES["preprocess"]}
+    with pytest.raises(
+        WiringError, match=r"^consumer 'actor' of table 'rollouts': nobody writes its columns \['adv"
+    ):
+        check_columns({"rollouts": changed, **{k: v for k, v in specs.items() if k != "rollouts"}}, writes)
+
+
+def test_check_columns_names_a_table_that_is_not_there(specs):
+    """With the tables that are."""
+    with pytest.raises(WiringError, match=r"^role 'judge': table must be one of \[.*\], got 'verdicts'$"):
+        check_columns(specs, {**WRITES, "judge": {"verdicts": []}})

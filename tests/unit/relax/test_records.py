@@ -1,0 +1,59 @@
+"""The tables of a run: numbers that follow from its shape, who writes and who needs each column."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from flight.schema import Column
+from relax.records import RunShape, mean_rewards, table_specs
+
+MEDIA = [
+    Column(name="image_patches", type=pa.binary(), meaning="patches", writer="preprocess", nullable=True)
+]
+ROUTING = [
+    Column(name="routed_experts", type=pa.binary(), meaning="experts", writer="rollout", nullable=True)
+]
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_table_specs_follow_the_shape_of_the_run(max_staleness):
+    """Tickets, groups, the bound, and room for what the bound admits."""
+    shape = RunShape(prompts_per_step=6, group_size=4, max_staleness=max_staleness, lookahead_steps=2)
+    specs = table_specs(shape, MEDIA, ROUTING)
+    prompts, rollouts = specs["prompts"], specs["rollouts"]
+    assert (prompts.tickets.table, prompts.tickets.rows_per_ticket) == ("rollouts", 4)
+    assert prompts.capacity_rows == (max_staleness + 3) * 6
+    assert rollouts.group_size == 4
+    assert rollouts.staleness.max_staleness == max_staleness
+    assert rollouts.staleness.rows_per_version == 24
+    assert rollouts.staleness.consumer == "actor"
+    assert rollouts.capacity_rows > (max_staleness + 1) * 24
+
+
+def test_table_specs_carry_media_to_the_roles_that_need_them():
+    """The rollout and the actor read media from prompts; rollouts rows have none, but their routing."""
+    specs = table_specs(RunShape(prompts_per_step=2, group_size=2, max_staleness=0), MEDIA, ROUTING)
+    needs = {each.name: each.columns for each in specs["prompts"].consumers}
+    assert "image_patches" in needs["rollout"]
+    assert needs["actor"] == ("media_order", "image_patches")
+    assert "image_patches" not in specs["rollouts"].columns_by_name
+    assert all("routed_experts" in each.columns for each in specs["rollouts"].consumers)
+
+
+def test_table_specs_say_of_every_column_who_writes_it():
+    """Samples come from the rollout role, what training saw from the actor."""
+    specs = table_specs(RunShape(prompts_per_step=2, group_size=2, max_staleness=0), MEDIA, ROUTING)
+    writers = {column.name: column.writer for column in specs["rollouts"].columns}
+    assert (writers["reward"], writers["rollout_logprobs"]) == ("rollout", "rollout")
+    assert (writers["advantages"], writers["optimizer_step"]) == ("actor", "actor")
+    assert {column.writer for column in specs["prompts"].columns} == {"preprocess"}
+
+
+def test_mean_rewards_are_by_modality_in_order():
+    """Each modality's own mean; nothing for none."""
+    rows = pa.table(
+        {"modality": ["video", "audio", "video"], "reward": pa.array([1.0, 0.5, 0.0], pa.float32())}
+    )
+    assert list(mean_rewards(rows).items()) == [("audio", 0.5), ("video", 0.5)]
+    assert mean_rewards(rows.slice(0, 0)) == {}
