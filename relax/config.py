@@ -64,7 +64,8 @@ class QueueConfig:
     """The TransferQueue server."""
 
     uri: str | None = None
-    """grpc://host:port of a running server; absent: the run starts its own."""
+    """grpc://host:port of a running server, whose tables of this run are dropped when it ends well; absent: the run
+    starts its own."""
     capacity_bytes: int = 1 << 30
     """Most bytes a table may keep."""
     lease_s: float = 120.0
@@ -120,7 +121,7 @@ class RunConfig:
     run_root: str = "runs"
     """Directory of all runs."""
     overwrite: bool = False
-    """Replace an existing run of that name."""
+    """Replace an existing run of that name, and with `queue.uri` the tables that another run left on that server."""
     seed: int = 0
     """Seed of data order, initial weights and sampling."""
     num_steps: int = 200

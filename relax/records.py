@@ -254,6 +254,20 @@ WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
 """Columns that each role writes, by table: the other half of the wiring check."""
 
 
+NUM_EVAL_PROMPTS_METRIC = "eval/num_prompts"
+"""Metric that says how many held-out prompts a round of evaluation has; its step is the round's request number."""
+
+
+def eval_uid(request: int, prompt_index: int) -> str:
+    """Return the uid of a held-out prompt in the round of evaluation `request`."""
+    return f"eval{request}-{prompt_index}"
+
+
+def request_of(uid: str) -> int:
+    """Return the round of evaluation that a prompt or rollout with that uid belongs to."""
+    return int(uid.removeprefix("eval").split("-", 1)[0])
+
+
 def mean_rewards(rows: pa.Table) -> dict[str, float]:
     """Return the mean of `reward` for each `modality` among rows of a rollouts table, in alphabetical order."""
     names = sorted(pc.unique(rows["modality"]).to_pylist())

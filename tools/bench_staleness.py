@@ -18,7 +18,9 @@ from bench_learning import run_once
 
 def main() -> None:
     """Run all rounds, print a Markdown table of medians and ranges, write `staleness.json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 4], help="max_staleness of the runs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=80)

@@ -18,8 +18,8 @@ from relax.data.errors import RowError
 from relax.data.manifest import Manifest
 from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
 from relax.errors import ServiceError
+from relax.records import NUM_EVAL_PROMPTS_METRIC, eval_uid
 from relax.roles.service import Service
-from relax.run.evaluation import EXPECTED_METRIC, eval_uid
 
 CHUNK_PROMPTS = 8
 """Prompts in one put: small enough that the first batch reaches the rollouts soon."""
@@ -133,7 +133,7 @@ class PreprocessStage:
             while not self.put("eval_prompts", rows):
                 if self._service.leaving:
                     return request
-        self._service.put_metrics(request, asked["policy_version"], {EXPECTED_METRIC: len(prompts)})
+        self._service.put_metrics(request, asked["policy_version"], {NUM_EVAL_PROMPTS_METRIC: len(prompts)})
         return request
 
     def _build(self, manifest: Manifest, line: int) -> Prompt | RowError:

@@ -15,20 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from relax.control.hub import ControlHub
+from relax.records import request_of
 
-EXPECTED_METRIC = "eval/num_prompts"
 _REFUSED = re.compile(r"rollout/(eval\d+-\d+)")
 """Uid of a row error for a held-out prompt."""
-
-
-def eval_uid(request: int, prompt_index: int) -> str:
-    """Return the uid of a held-out prompt in round `request`."""
-    return f"eval{request}-{prompt_index}"
-
-
-def request_of(uid: str) -> int:
-    """Return the round that `uid` belongs to."""
-    return int(uid.removeprefix("eval").split("-", 1)[0])
 
 
 @dataclass

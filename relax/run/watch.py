@@ -19,8 +19,8 @@ from relax.control.hub import ControlHub
 from relax.observe.metrics import MetricsWriter
 from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
 from relax.observe.recorder import write_table
-from relax.records import ROW_ERROR_COLUMNS, mean_rewards
-from relax.run.evaluation import EXPECTED_METRIC, EvaluationRounds, Round
+from relax.records import NUM_EVAL_PROMPTS_METRIC, ROW_ERROR_COLUMNS, mean_rewards
+from relax.run.evaluation import EvaluationRounds, Round
 
 ROW_ERRORS = pa.schema([(column.name, column.type) for column in ROW_ERROR_COLUMNS])
 TRAIN_WINDOW_STEPS = 20
@@ -129,7 +129,7 @@ class RunWatch:
         for row in rows.select(["role", "name", "step", "value"]).to_pylist():
             if row["role"] == "actor":
                 self.step = max(self.step, row["step"])
-            if row["name"] == EXPECTED_METRIC:
+            if row["name"] == NUM_EVAL_PROMPTS_METRIC:
                 self._evaluations.expect(row["step"], int(row["value"]))
 
     def _receive_row_errors(self, rows: pa.Table) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from relax.run.evaluation import EvaluationRounds, eval_uid, request_of
+from relax.records import eval_uid, request_of
+from relax.run.evaluation import EvaluationRounds
 
 
 class Board:
