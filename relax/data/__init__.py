@@ -1,0 +1,1 @@
+"""Data: manifest lines to records, records to prompts with encoded media. No torch and no sockets here."""

@@ -1,0 +1,237 @@
+"""Records to prompts: chat template, token ids with media placeholders, encoded media; and prompts to Arrow.
+
+Letters: a *placeholder* is what a user writes (`<image>`); a *pad* is the model's token that stands for one media
+token (`<|image_pad|>`). The template writes one pad for each media item; here it is repeated as often as the item
+has tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from modalities.base import Encoded, Modality
+from modalities.cache import EncodedCache
+from modalities.errors import MediaError, ModalityError
+from modalities.packing import pack_list
+from modalities.sources import read_bytes, shown
+from modalities.text import Part, join_parts
+from relax.data.chat import ChatError, ChatMessage, ChatTokenizer
+from relax.data.conversation import MediaRef, Message, Record
+from relax.data.errors import ModelDirectoryError, RowError
+
+DEFAULT_CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One row of the prompts table, without epoch and key columns.
+
+    Shapes: token_ids int32 [num_prompt_tokens]; media[k] belongs to media_order[k], in prompt order.
+    """
+
+    index: int
+    place: str
+    modality: str
+    messages: str
+    prompt_text: str
+    token_ids: np.ndarray
+    reference_answer: str
+    media_paths: tuple[str, ...]
+    media_order: tuple[str, ...]
+    media: tuple[Encoded, ...]
+
+
+class PromptBuilder:
+    """Turns records into prompts for one model.
+
+    Args:
+        model_dir: Directory with tokenizer, chat template and processor configuration.
+        modalities: Encoders by name.
+        max_prompt_tokens: Longest prompt in tokens, media included.
+        max_prompt_chars: Longest text of a conversation in characters.
+        cache_bytes: Encoded media kept in memory.
+
+    Raises:
+        ModelDirectoryError: the directory lacks a tokenizer, a template, or a tower's pad token.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        modalities: Mapping[str, Modality],
+        *,
+        max_prompt_tokens: int,
+        max_prompt_chars: int = 32_768,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
+        self.max_prompt_tokens = max_prompt_tokens
+        self.max_prompt_chars = max_prompt_chars
+        self.cache = EncodedCache(cache_bytes)
+        self._modalities = dict(modalities)
+        self._placeholders = {each.name: each.placeholder for each in modalities.values()}
+        self._chat = ChatTokenizer(model_dir)
+        self._pad_ids = {each.tower: self._pad_id(model_dir, each) for each in modalities.values()}
+
+    def build(self, record: Record) -> Prompt | RowError:
+        """Read, decode and encode the record's media and return its prompt; whatever is wrong with it is a RowError."""
+        try:
+            self._check_length(record)
+            chat = [self._chat_message(message) for message in record.messages]
+            token_ids = self._chat.encode(chat)
+            media = tuple(self._encode(ref, record.base_dir) for ref in record.media)
+            token_ids = self._expand(token_ids, record.media, media)
+        except (ChatError, MediaError) as error:
+            return RowError(record.place, str(error))
+        return Prompt(
+            index=record.index,
+            place=record.place,
+            modality=record.modality,
+            messages=_messages_json(record.messages),
+            prompt_text="\n".join(self._text(each) for each in record.messages if each.role == "user"),
+            token_ids=token_ids,
+            reference_answer=record.answer,
+            media_paths=tuple(_recorded(ref.source) for ref in record.media),
+            media_order=tuple(ref.modality for ref in record.media),
+            media=media,
+        )
+
+    def _pad_id(self, model_dir: str | Path, modality: Modality) -> int:
+        _, pad, _ = modality.profile.tower_tokens[modality.tower]
+        token_id = self._chat.token_id(pad)
+        if token_id is None:
+            raise ModelDirectoryError(
+                f"{model_dir}: tokenizer must have the {modality.tower} tower's token {pad!r}, got none"
+            )
+        return token_id
+
+    def _check_length(self, record: Record) -> None:
+        num_chars = sum(
+            len(part.value) for each in record.messages for part in each.parts if part.kind == "text"
+        )
+        if num_chars > self.max_prompt_chars:
+            raise ChatError(
+                f"the messages' text must have at most {self.max_prompt_chars} characters, got {num_chars}; "
+                "shorten it or raise data.max_prompt_chars"
+            )
+
+    def _chat_message(self, message: Message) -> ChatMessage:
+        return {"role": message.role, "content": [self._chat_part(part) for part in message.parts]}
+
+    def _chat_part(self, part: Part) -> dict[str, str]:
+        if part.kind == "text":
+            return {"type": "text", "text": part.value}
+        if part.kind not in self._modalities:
+            known = ", ".join(self._modalities)
+            raise ChatError(
+                f"modality must be one of {known}, got {part.kind!r}; name its encoder in modalities.extra"
+            )
+        return {"type": self._modalities[part.kind].tower}
+
+    def _text(self, message: Message) -> str:
+        return join_parts(message.parts, self._placeholders)
+
+    def _encode(self, ref: MediaRef, base_dir: Path) -> Encoded:
+        modality = self._modalities[ref.modality]
+        try:
+            return self.cache.encode(
+                modality, read_bytes(ref.source, base_dir=base_dir, limits=modality.limits)
+            )
+        except MediaError as error:
+            raise error.at(shown(ref.source)) from error
+
+    def _expand(
+        self, token_ids: np.ndarray, refs: Sequence[MediaRef], media: Sequence[Encoded]
+    ) -> np.ndarray:
+        """Repeat each pad as often as its media item has tokens."""
+        towers = [self._modalities[ref.modality].tower for ref in refs]
+        at = np.flatnonzero(np.isin(token_ids, list(self._pad_ids.values())))
+        wanted = np.array([self._pad_ids[tower] for tower in towers], np.int32)
+        if not np.array_equal(token_ids[at], wanted):
+            raise ChatError(
+                f"chat template must write one pad token for each media item ({', '.join(towers) or 'none'}), "
+                f"got {len(at)} pads; the model's template may not know this kind of media"
+            )
+        counts = np.ones(len(token_ids), np.int64)
+        counts[at] = [
+            self._modalities[ref.modality].num_tokens(item) for ref, item in zip(refs, media, strict=True)
+        ]
+        if counts.sum() > self.max_prompt_tokens:
+            raise ChatError(
+                f"prompt must have at most {self.max_prompt_tokens} tokens, got {counts.sum()} "
+                f"({counts[at].sum()} of media); shrink the media or raise data.max_prompt_tokens"
+            )
+        return np.repeat(token_ids, counts)
+
+
+def prompts_to_arrow(prompts: Sequence[Prompt], modalities: Mapping[str, Modality]) -> pa.Table:
+    """Return the prompts' columns, media included; key columns and epoch are the caller's."""
+    columns: dict[str, pa.Array] = {
+        "prompt_index": pa.array([prompt.index for prompt in prompts], pa.int64()),
+        "modality": pa.array([prompt.modality for prompt in prompts], pa.string()),
+        "messages": pa.array([prompt.messages for prompt in prompts], pa.string()),
+        "prompt_text": pa.array([prompt.prompt_text for prompt in prompts], pa.string()),
+        "prompt_token_ids": pack_list([[prompt.token_ids] for prompt in prompts], pa.int32()),
+        "reference_answer": pa.array([prompt.reference_answer for prompt in prompts], pa.string()),
+        "media_paths": pa.array([prompt.media_paths for prompt in prompts], pa.list_(pa.string())),
+        "media_order": pa.array([prompt.media_order for prompt in prompts], pa.list_(pa.string())),
+    }
+    for name, modality in modalities.items():
+        rows = [
+            [item for kind, item in zip(prompt.media_order, prompt.media, strict=True) if kind == name]
+            for prompt in prompts
+        ]
+        columns |= modality.to_arrow(rows)
+    return pa.table(columns)
+
+
+def media_from_arrow(
+    table: pa.Table | pa.RecordBatch, modalities: Mapping[str, Modality]
+) -> list[dict[str, list[Encoded]]]:
+    """Return each row's media by tower, in prompt order, as views of the table's buffers.
+
+    Needs `media_order` and the columns of every modality.
+
+    Raises:
+        ModalityError: a row's media are not as many and of the modalities that its `media_order` says.
+    """
+    items = {name: modality.from_arrow(table) for name, modality in modalities.items()}
+    rows: list[dict[str, list[Encoded]]] = []
+    for row, order in enumerate(table["media_order"].to_pylist()):
+        names = order or []
+        expected = {name: names.count(name) for name in names}
+        got = {name: len(columns[row]) for name, columns in items.items() if columns[row]}
+        if got != expected:
+            raise ModalityError(
+                f"media columns of row {row} must hold {expected}, as media_order says, got {got}"
+            )
+        waiting = {name: iter(items[name][row]) for name in expected}
+        media: dict[str, list[Encoded]] = {}
+        for name in names:
+            media.setdefault(modalities[name].tower, []).append(next(waiting[name]))
+        rows.append(media)
+    return rows
+
+
+def _messages_json(messages: Sequence[Message]) -> str:
+    chat = [
+        {
+            "role": message.role,
+            "content": [
+                {"type": part.kind, part.kind: part.value if part.kind == "text" else _recorded(part.value)}
+                for part in message.parts
+            ],
+        }
+        for message in messages
+    ]
+    return json.dumps(chat, ensure_ascii=False)
+
+
+def _recorded(source: str) -> str:
+    """Return the source as it goes into the table; a data URI without its data."""
+    return source.partition(",")[0] + ",..." if source.startswith("data:") else source
