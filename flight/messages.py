@@ -7,7 +7,7 @@ version `v`. Unknown fields are refused, so that a misspelt option is not silent
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +24,8 @@ MAX_ERROR_CHARS = 1500
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What every request carries. `identity` names the caller in statistics and error messages."""
 
-    v: int = PROTOCOL_VERSION
+    v: int = 1
+    """Protocol version that the sender speaks; `encode` says it always, a message without it is of version 1."""
     identity: str = ""
 
 
@@ -41,14 +42,52 @@ class TakeTicket(Request, tag="take", tag_field="verb"):
     deadline_s: float = 30.0
 
 
+class RowRange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Rows by number, both ends included; an absent end is open."""
+
+    first: int | None = None
+    last: int | None = None
+
+
 class ReadTicket(Request, tag="read", tag_field="verb"):
-    """DoGet: look at rows."""
+    """DoGet: look at rows. `filter` is as in `flight.data.filters`."""
 
     table: str
     columns: list[str] | None = None
     uids: list[str] | None = None
+    row_ids: RowRange | None = None
+    filter: dict[str, Any] | None = None
     max_rows: int | None = None
     newest: bool = False
+    state: Literal["dead"] | None = None
+    """"dead" for dead letters only; then `consumer` may say whose."""
+    consumer: str | None = None
+
+
+class FetchTicket(Request, tag="fetch", tag_field="verb"):
+    """DoGet: a rank's part of a plan, or one micro-batch of it."""
+
+    table: str
+    plan_id: str
+    rank: int
+    columns: list[str] | None = None
+    micro_batch: int | None = None
+
+
+class SqlTicket(Request, tag="sql", tag_field="verb"):
+    """DoGet: the answer to a SELECT over the tables as they are now."""
+
+    query: str
+    max_rows: int = 100_000
+    deadline_s: float = 30.0
+
+
+class WatchTicket(Request, tag="watch", tag_field="verb"):
+    """DoGet: statistics of `tables` (all if null) every `interval_s`, until the deadline."""
+
+    tables: list[str] | None = None
+    interval_s: float = 1.0
+    deadline_s: float = 3600.0
 
 
 class PutCommand(Request, tag="put", tag_field="verb"):
@@ -79,7 +118,27 @@ class CreateTable(Request):
     capacity_rows: int = 65_536
     capacity_bytes: int = 1 << 30
     max_attempts: int = 8
+    max_dead_letters: int = 1000
+    max_age_s: float | None = None
+    spill: bool = False
+    memory_bytes: int = 256 << 20
     exist_ok: bool = True
+
+
+class AlterTable(Request):
+    """`arrow_schema` holds the columns to add as in `create_table`, all nullable; empty for none."""
+
+    table: str
+    arrow_schema: bytes = b""
+    consumers: tuple[ConsumerSpec, ...] = ()
+
+
+class Requeue(Request):
+    """Dead letters of a consumer: all, or those of `uids`."""
+
+    table: str
+    consumer: str
+    uids: list[str] | None = None
 
 
 class TableRequest(Request):
@@ -127,6 +186,39 @@ class SetMaxStaleness(Request):
     max_staleness: int
 
 
+class PlanRequest(Request):
+    """What all ranks of a step ask for; `min_rows` defaults to `max_rows`. See `flight.state.plan_book.PlanOrder`."""
+
+    table: str
+    consumer: str
+    step: int
+    num_ranks: int
+    max_rows: int
+    min_rows: int | None = None
+    policy_version: int | None = None
+    balance: list[str] = []
+    max_tokens_per_micro_batch: int | None = None
+    max_rows_per_micro_batch: int | None = None
+    keep_groups: bool = False
+    lease_s: float = 60.0
+    deadline_s: float = 30.0
+
+
+PlanStatus = Literal["rows", "empty", "sealed", "outdated", "finished"]
+
+
+class PlanAnswer(msgspec.Struct, kw_only=True):
+    """`row_ids` by rank and micro-batch, `sizes` by rank; both empty unless status is "rows"."""
+
+    status: PlanStatus
+    policy_version: int
+    plan_id: str = ""
+    num_rows: int = 0
+    num_micro_batches: int = 0
+    row_ids: list[list[list[int]]] = []
+    sizes: list[int] = []
+
+
 class StatsRequest(Request):
     table: str | None = None
 
@@ -141,12 +233,16 @@ class ErrorDetail(msgspec.Struct):
 ACTIONS: dict[str, tuple[type[Request], str]] = {
     "ping": (Request, "answer while the server takes calls"),
     "create_table": (CreateTable, "add a table"),
+    "alter_table": (AlterTable, "add nullable columns and consumers to a table in use"),
+    "truncate_table": (TableRequest, "remove all rows of a table"),
     "drop_table": (TableRequest, "remove a table and its rows"),
     "describe": (TableRequest, "return a table's specification"),
     "list_tables": (Request, "return the names of the tables"),
     "stats": (StatsRequest, "return statistics of one table or all"),
     "ack": (Ack, "finish rows for a consumer"),
+    "plan": (PlanRequest, "plan the training batch of a step, or return its plan"),
     "nack": (Nack, "give leased rows back, or skip them"),
+    "requeue": (Requeue, "make dead letters ready again"),
     "renew": (Renew, "let a lease last longer"),
     "seal": (Seal, "declare that no more rows will come"),
     "announce": (Announce, "set the policy version of a table"),
@@ -154,11 +250,13 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
 }
 """Actions by name: the type of the body and what they do."""
 
-GetTicket = TakeTicket | ReadTicket
+GetTicket = TakeTicket | ReadTicket | FetchTicket | SqlTicket | WatchTicket
 
 
 def encode(message: Any) -> bytes:
-    """Return the JSON bytes of a message."""
+    """Return the JSON bytes of a message; a request says which protocol version it speaks."""
+    if isinstance(message, Request):
+        return msgspec.json.encode(msgspec.to_builtins(message) | {"v": PROTOCOL_VERSION})
     return msgspec.json.encode(message)
 
 
@@ -173,16 +271,32 @@ def decode(data: bytes | memoryview, kind: Any, *, what: str) -> Any:
     try:
         message = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, FlightQueueError, UnicodeDecodeError, RecursionError) as error:
+        # Another version may have other fields: the reader must learn that first, not which field is unknown.
+        _check_version(_version_of(data), what)
         raise InvalidRequestError(
             f"{what}: must be a JSON message as in docs/protocol.md, got: {error}"
         ) from error
-    version = getattr(message, "v", PROTOCOL_VERSION)
+    _check_version(getattr(message, "v", PROTOCOL_VERSION), what)
+    return message
+
+
+class _Versioned(msgspec.Struct):
+    v: int = 1
+
+
+def _version_of(data: bytes | memoryview) -> int:
+    try:
+        return msgspec.json.decode(data, type=_Versioned).v
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return PROTOCOL_VERSION
+
+
+def _check_version(version: int, what: str) -> None:
     if version != PROTOCOL_VERSION:
         raise InvalidRequestError(
             f"{what}: protocol version v must be {PROTOCOL_VERSION}, got {version}; "
             "use a client of the server's release"
         )
-    return message
 
 
 def from_spec(spec: TableSpec, *, exist_ok: bool = True, identity: str = "") -> CreateTable:
@@ -204,20 +318,31 @@ def to_spec(message: CreateTable) -> TableSpec:
     Raises:
         InvalidRequestError: the specification could never work; the message says which part.
     """
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidRequestError(
-            f"create_table {message.table}: arrow_schema must be an Arrow IPC schema, got: {error}"
-        ) from error
-    columns = tuple(Column.from_field(each) for each in schema if each.name not in KEY_COLUMNS)
+    columns = columns_from(f"create_table {message.table}", message.arrow_schema)
     return TableSpec(
         name=message.table, columns=columns, **{name: getattr(message, name) for name in _SHARED}
     )
 
 
+def columns_from(where: str, arrow_schema: bytes) -> tuple[Column, ...]:
+    """Read the columns of an Arrow IPC schema, key columns left out; no bytes are no columns.
+
+    Raises:
+        InvalidRequestError: the bytes are not a schema.
+    """
+    if not arrow_schema:
+        return ()
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(arrow_schema))
+        return tuple(Column.from_field(each) for each in schema if each.name not in KEY_COLUMNS)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"{where}: arrow_schema must be an Arrow IPC schema, got: {error}"
+        ) from error
+
+
 _SHARED = frozenset(
-    ("consumers", "group_size", "staleness", "tickets", "capacity_rows", "capacity_bytes", "max_attempts")
+    part.name for part in fields(TableSpec) if part.init and part.name not in ("name", "columns")
 )
 
 

@@ -17,8 +17,16 @@ from flight.errors import InvalidRequestError
 Sampler = Literal["fifo", "groups", "keyed"]
 """How rows reach a consumer: oldest first, whole groups oldest first, or by uid on request (`read` + `ack`)."""
 
-StalenessPolicy = Literal["pace", "drop"]
-"""What happens at the exit: wait so that no row grows too old, or count and drop the row that did."""
+StalenessPolicy = Literal["pace", "drop", "mask", "reweight"]
+"""What happens at the exit to a row that is too old.
+
+pace: the trainer waits so that no row grows too old; one that did is dropped.
+drop: it is dropped and counted, nobody waits.
+mask, reweight: it is delivered and counted, its stale tokens are marked: to be left out by the trainer, or reweighted.
+"""
+
+MARK_COLUMNS = ("staleness", "stale_tokens")
+"""What the staleness consumer's takes say about the age of rows and tokens, computed when they are taken."""
 
 KEY_COLUMNS = ("row_id", "uid", "group_id")
 RESERVED_COLUMNS = (*KEY_COLUMNS, "attempt")
@@ -64,12 +72,36 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixSpec:
+    """Sources that share a consumer's deliveries by weight, as far as each has something ready.
+
+    column: a string column that names the source; of a group, the first row's counts.
+    weights: positive shares by source, in any unit.
+    other_weight: the share of all rows together whose source is not named.
+    """
+
+    column: str
+    weights: dict[str, float]
+    other_weight: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConsumerSpec:
-    """A named reader of a table with a cursor of its own; a row is ready once all `columns` are there."""
+    """A named reader of a table with a cursor of its own; a row is ready once all `columns` are there.
+
+    skip_equal: a number column; a whole group with the same value in all rows teaches nothing, so it leaves the table.
+        Empty: no group is skipped.
+    """
 
     name: str
     columns: tuple[str, ...]
     sampler: Sampler = "fifo"
+    mix: MixSpec | None = None
+    skip_equal: str = ""
+
+    def label_columns(self) -> set[str]:
+        """Return the columns whose values the sampler looks at."""
+        return {self.mix.column if self.mix else "", self.skip_equal} - {""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +142,15 @@ class TableSpec:
     capacity_rows: int = 65_536
     capacity_bytes: int = 1 << 30
     max_attempts: int = 8
+    """Deliveries after which a row is a dead letter."""
+    max_dead_letters: int = 1000
+    """Rows that are kept as dead letters, to be read and requeued."""
+    max_age_s: float | None = None
+    """Seconds after which a row that is not finished leaves the table; None keeps it."""
+    spill: bool = False
+    """Whether the oldest values go to disk when `memory_bytes` are used; `capacity_bytes` bounds both together."""
+    memory_bytes: int = 256 << 20
+    """Bytes that a table with `spill` holds in memory."""
     columns_by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +162,11 @@ class TableSpec:
         )
         raise_unless(self.capacity_bytes > 0, "capacity_bytes", "positive", self.capacity_bytes)
         raise_unless(self.max_attempts >= 1, "max_attempts", "at least 1", self.max_attempts)
+        raise_unless(self.max_dead_letters >= 0, "max_dead_letters", "0 or more rows", self.max_dead_letters)
+        raise_unless(
+            self.max_age_s is None or self.max_age_s > 0, "max_age_s", "positive seconds", self.max_age_s
+        )
+        raise_unless(self.memory_bytes > 0, "memory_bytes", "positive", self.memory_bytes)
         names = [column.name for column in self.columns]
         raise_unless(len(set(names)) == len(names), "columns", "named once each", names)
         raise_unless(not set(names) & set(RESERVED_COLUMNS), "columns", f"none of {RESERVED_COLUMNS}", names)
@@ -147,6 +193,9 @@ class TableSpec:
         )
         self._check_staleness(raise_unless)
         self._check_tickets(raise_unless)
+        for consumer in self.consumers:
+            _check_mix(self, consumer)
+            _check_skip_equal(self, consumer)
 
     def _check_staleness(self, raise_unless: Check) -> None:
         bound = self.staleness
@@ -181,6 +230,26 @@ class TableSpec:
             "with policy_version_start of type int64",
             column,
         )
+        if bound.policy in ("mask", "reweight"):
+            versions = self.columns_by_name.get("token_policy_versions")
+            fits = versions is None or (
+                pa.types.is_list(versions.type)
+                and pa.types.is_integer(versions.type.value_type)
+                and column is not None
+                and versions.writer == column.writer
+            )
+            raise_unless(
+                fits,
+                "token_policy_versions",
+                "a list of integers by the writer of policy_version_start",
+                versions,
+            )
+            raise_unless(
+                "stale_tokens" not in self.columns_by_name,
+                "columns",
+                f"without stale_tokens, which takes add under the policy {bound.policy!r}",
+                list(self.columns_by_name),
+            )
         self.check_max_staleness(bound.max_staleness)
 
     def check_max_staleness(self, max_staleness: int) -> None:
@@ -239,6 +308,10 @@ class TableSpec:
         """Return the consumers that take rows from a queue (all but the keyed ones)."""
         return [consumer.name for consumer in self.consumers if consumer.sampler != "keyed"]
 
+    def label_columns(self) -> list[str]:
+        """Return the columns whose values samplers look at."""
+        return sorted(set[str]().union(*(consumer.label_columns() for consumer in self.consumers)))
+
     def ticket_consumer(self) -> str:
         """Return whose takes are permits, or an empty string."""
         if self.tickets is None:
@@ -272,6 +345,64 @@ def _require(where: str) -> Check:
             raise InvalidRequestError(f"{where}: {what} must be {rule}, got {value!r}")
 
     return check
+
+
+def _check_mix(spec: TableSpec, consumer: ConsumerSpec) -> None:
+    if consumer.mix is None:
+        return
+    check = _require(f"table {spec.name!r}, mix of consumer {consumer.name!r}")
+    check(consumer.sampler != "keyed", "sampler", "fifo or groups", consumer.sampler)
+    check(
+        spec.staleness is None or spec.staleness.consumer != consumer.name,
+        "consumer",
+        "another one than the staleness consumer, which takes the oldest version first; mix where prompts are taken",
+        consumer.name,
+    )
+    column = spec.columns_by_name.get(consumer.mix.column)
+    check(
+        column is not None and column.type == pa.string() and column.name in consumer.columns,
+        "column",
+        f"a string column among {list(consumer.columns)}",
+        consumer.mix.column,
+    )
+    shares = [*consumer.mix.weights.values(), consumer.mix.other_weight]
+    check(
+        bool(consumer.mix.weights) and all(0 < share < float("inf") for share in shares),
+        "weights",
+        "given and positive",
+        [consumer.mix.weights, consumer.mix.other_weight],
+    )
+
+
+def _check_skip_equal(spec: TableSpec, consumer: ConsumerSpec) -> None:
+    if not consumer.skip_equal:
+        return
+    check = _require(f"table {spec.name!r}, skip_equal of consumer {consumer.name!r}")
+    check(
+        consumer.sampler == "groups" and spec.group_size > 1,
+        "sampler",
+        "groups of two rows or more",
+        consumer.sampler,
+    )
+    column = spec.columns_by_name.get(consumer.skip_equal)
+    check(
+        column is not None and _is_number(column.type) and column.name in consumer.columns,
+        "column",
+        f"a number column among {list(consumer.columns)}",
+        consumer.skip_equal,
+    )
+    check(
+        spec.staleness is None or spec.staleness.consumer == consumer.name,
+        "consumer",
+        "the staleness consumer, so that what is skipped makes room for others",
+        consumer.name,
+    )
+
+
+def _is_number(arrow_type: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
+    )
 
 
 def _has_dictionary(arrow_type: pa.DataType) -> bool:

@@ -10,24 +10,25 @@ Entrance. Tickets are issued to an asker that generates from version v_e only if
 where outstanding = rows of tickets in flight + rows in the table that are not finished + rows trained for a version
 that is not announced as finished yet. As each version trains R rows, the last of these is trained in version v_e + K.
 
-Exit. A row that is too old is never handed out. Under the policy "pace" a take also leaves nothing behind that could
+Exit. Under "pace" and "drop" a row that is too old is never handed out; under "mask" and "reweight" it is, and counted,
+and its stale tokens are marked (`flight.state.marks`). Under the policy "pace" a take also leaves nothing behind that
+could
 not be trained in time: for every version d the rows due by d that stay behind must fit into what is left of version
 p plus R rows for each version after it up to d. If the batch at hand would break that, and rows that are still on
 their way (tickets in flight, rows without all columns) could mend it, the take waits for them. Stragglers therefore
 hold the trainer back only when they are really needed; with "drop" they are dropped, and counted, when they come.
 
-Ages are kept as histograms of what was trained and what was dropped.
+Ages and lengths are kept as histograms of what was trained, what of that was too old, and what was dropped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flight.errors import InvalidRequestError
 from flight.schema import StalenessSpec
-from flight.tally import Tally
+from flight.state.tally import Tally
 
 
 @dataclass(slots=True)
@@ -52,8 +53,12 @@ class StalenessGate:
         """Rows trained for versions that are not announced as finished, by the version that trained them."""
         self.trained_age: Counter[int] = Counter()
         self.dropped_age: Counter[int] = Counter()
-        self.dropped_completion_tokens: Counter[int] = Counter()
-        """Dropped rows by the length of their completion, in powers of two: key n counts lengths below 2 ** n."""
+        self.stale_age: Counter[int] = Counter()
+        """Rows trained though older than the bound, under "mask" and "reweight"; `trained_age` has them too."""
+        self.completion_tokens: dict[str, Counter[int]] = {
+            kind: Counter() for kind in ("trained", "stale", "dropped")
+        }
+        """Rows by the length of their completion, in powers of two: key n counts 2 ** (n - 1) <= length < 2 ** n."""
         self.counts: Counter[str] = Counter()
         self.in_flight = Tally()
         """Rows that tickets allow and that have not come yet, by start version."""
@@ -114,9 +119,9 @@ class StalenessGate:
         """Return the version that a take trains for: the asker's, but never below the announced one."""
         return self.policy_version if policy_version is None else max(policy_version, self.policy_version)
 
-    def is_too_old(self, start_version: int, exit_version: int) -> bool:
-        """Return whether a row generated from `start_version` must not be trained for `exit_version` any more."""
-        return exit_version - start_version > self.max_staleness
+    def must_drop(self, start_version: int, exit_version: int) -> bool:
+        """Return whether a row generated from `start_version` may not be delivered for `exit_version` any more."""
+        return self.spec.policy in ("pace", "drop") and exit_version - start_version > self.max_staleness
 
     def should_wait(
         self, batch: Tally, left: Tally, coming: Tally, exit_version: int, num_taken: int
@@ -144,22 +149,37 @@ class StalenessGate:
                 return True
         return False
 
-    def train(self, start_version: int, trained_version: int) -> None:
-        """Note that a row was trained for `trained_version`; it is credited once a later version is announced."""
+    def train(self, start_version: int, trained_version: int, max_staleness: int) -> bool:
+        """Note that a row was trained for `trained_version`; it is credited once a later version is announced.
+
+        Returns whether it was older than `max_staleness`, the bound that held when it was taken.
+        """
+        age = trained_version - start_version
         self.num_waiting -= 1
-        self.trained_age[trained_version - start_version] += 1
+        self.trained_age[age] += 1
         self.counts["trained"] += 1
         if trained_version >= self.policy_version:
             self.trained.shift(trained_version, 1)
+        if age <= max_staleness:
+            return False
+        self.stale_age[age] += 1
+        self.counts["stale"] += 1
+        return True
 
     def withdraw(self, kind: str) -> None:
         """Note that a row left the table untrained: dropped, dead, skipped or abandoned."""
         self.num_waiting -= 1
         self.counts[kind] += 1
 
-    def count_dropped_lengths(self, num_tokens: Sequence[int]) -> None:
-        """Note how long the completions of dropped rows were."""
-        self.dropped_completion_tokens.update(length.bit_length() for length in num_tokens)
+    def count_length(self, kind: str, num_tokens: int) -> None:
+        """Note how long the completion of a row was that was "trained", "stale" (trained, but too old) or "dropped"."""
+        for each in ("trained", "stale") if kind == "stale" else (kind,):
+            self.completion_tokens[each][num_tokens.bit_length()] += 1
+
+    def readmit(self) -> None:
+        """Note that a row that was given up waits again."""
+        self.num_waiting += 1
+        self.counts["requeued"] += 1
 
     def announce(self, policy_version: int) -> None:
         """Set v; rows trained for earlier versions do not count any more. Idempotent.

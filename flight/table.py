@@ -1,46 +1,29 @@
 """One table: the life of its rows from put to retirement, as a pure state machine.
 
-It knows no sockets, locks, threads, clocks or data: time is an argument, values live in `flight.store`, waiting in
-`flight.broker`, what one table means for another (tickets, staleness) in `flight.ledger`. Which rows there are is kept
-in `flight.rows`, each consumer's queue and leases in `flight.cursor`.
+It knows no sockets, locks, threads, clocks or data: time is an argument, values live in `flight.data.store`, waiting in
+`flight.broker`, what one table means for another (tickets, staleness) in `flight.state.ledger`. Which rows there are
+is kept in `flight.state.rows`, how they leave in `flight.state.table_keeping`, each consumer's queue and leases in
+`flight.state.cursor`.
 
     put --> a row exists; each writer delivers one *part* of it (the columns of that writer)
         --> ready for a consumer once the parts with its columns are there (and its group is whole)
         --> leased to a member until a deadline, then
               ack                      finished for this consumer
-              nack(requeue), expiry    ready again; after max_attempts deliveries: dead
+              nack(requeue), expiry    ready again; after max_attempts deliveries: dead (requeue: ready again)
               nack(requeue=False)      skipped
         --> retired once every consumer is finished with it: its memory is freed, its uid is remembered for a while
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-from flight.cursor import Cursor, Lease, Row, Unit
 from flight.errors import InvalidRequestError
-from flight.rows import RowBook
-from flight.schema import ConsumerSpec, TableSpec
-
-DEAD_LETTERS_KEPT = 1000
-"""Rows given up that the statistics can name."""
-
-
-class Event(NamedTuple):
-    """What befell a row at one consumer.
-
-    kind: "acked", "returned" (nack or expiry, ready again), "skipped" (nack without requeue), "dead" (tried too often),
-        "dropped" (too old to train on), "abandoned" (its group will never be whole) or "retracted" (its group will be
-        made anew).
-    version: the policy version that the row was taken for; 0 if it was not.
-    """
-
-    kind: str
-    row: Row
-    consumer: str
-    version: int
+from flight.schema import TableSpec
+from flight.state.cursor import Cursor, Lease, Row, Unit
+from flight.state.table_keeping import Event, TableKeeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +40,13 @@ class PutOutcome:
         return sum(parts == 0 for parts in self.new_parts)
 
 
-class TableState(RowBook):
+class TableState(TableKeeping):
     """The rows of one table and the consumers' cursors over them. Not thread-safe."""
 
     def __init__(self, spec: TableSpec, *, lease_prefix: str = "") -> None:
-        super().__init__(spec)
-        self.cursors: dict[str, Cursor] = {}
+        super().__init__(spec, lease_prefix=lease_prefix)
         self.last_step: dict[str, int] = {}
         """The optimizer step of each consumer's last ack that named one."""
-        self.dead_letters: list[tuple[str, str, str]] = []
-        """(uid, consumer, reason) of the last rows given up."""
-        self.events: list[Event] = []
-        """What befell rows since the owner last cleared this list."""
-        self.dropped: list[Row] = []
-        """Rows dropped for their age since the owner last cleared this list."""
-        self._bits = {consumer.name: 1 << index for index, consumer in enumerate(spec.consumers)}
-        self._keyed = 0
-        for consumer in spec.consumers:
-            self._add_consumer(consumer, lease_prefix)
-
-    def _add_consumer(self, consumer: ConsumerSpec, lease_prefix: str) -> None:
-        bit = self._bits[consumer.name]
-        if consumer.sampler == "keyed":
-            self._keyed |= bit
-            return
-        self.cursors[consumer.name] = Cursor(
-            consumer,
-            self.spec,
-            bit=bit,
-            needs=self.parts_of(consumer.columns),
-            lease_prefix=f"{lease_prefix}{self.spec.name}-",
-        )
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
@@ -127,12 +86,21 @@ class TableState(RowBook):
     # ---- putting ----------------------------------------------------------------------------------------------
 
     def put(
-        self, uids: Sequence[str], group_ids: Sequence[str], parts: int, versions: Sequence[int] | None = None
+        self,
+        uids: Sequence[str],
+        group_ids: Sequence[str],
+        parts: int,
+        versions: Sequence[int] | None = None,
+        labels: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        now: float = 0.0,
     ) -> PutOutcome:
         """Add rows, or parts of rows that exist; what is there already is a duplicate and changes nothing.
 
-        `versions` is policy_version_start a row. Call `room_needed` first: it holds the checks.
+        `versions` is policy_version_start a row, `labels` are values of `TableSpec.label_columns` that the parts hold.
+        Call `room_needed` first: it holds the checks.
         """
+        labels = labels or {}
         outcome = PutOutcome([], [], [])
         everyone = sum(self._bits.values())
         for index, uid in enumerate(uids):
@@ -140,7 +108,7 @@ class TableState(RowBook):
             retired_id = None if row is not None else self.find_retired(uid)
             if row is not None:
                 outcome.row_ids.append(row.row_id)
-                outcome.new_parts.append(self._fill(row, parts))
+                outcome.new_parts.append(self._fill(row, parts, labels, index))
             elif retired_id is not None:
                 outcome.row_ids.append(retired_id)
                 outcome.new_parts.append(0)
@@ -148,6 +116,8 @@ class TableState(RowBook):
                 row = self.add(
                     uid, group_ids[index], parts, versions[index] if versions is not None else 0, everyone
                 )
+                row.put_at = now
+                row.labels.update((column, values[index]) for column, values in labels.items())
                 for cursor in self.cursors.values():
                     cursor.arrive(row)
                 outcome.row_ids.append(row.row_id)
@@ -156,10 +126,13 @@ class TableState(RowBook):
         self.counts["duplicates"] += outcome.num_duplicates
         return outcome
 
-    def _fill(self, row: Row, parts: int) -> int:
+    def _fill(self, row: Row, parts: int, labels: Mapping[str, Sequence[Any]], index: int) -> int:
         new_parts = parts & ~row.parts
         if new_parts:
             row.parts |= new_parts
+            for column, values in labels.items():
+                if new_parts & self.parts_of([column]):
+                    row.labels[column] = values[index]
             for cursor in self.cursors.values():
                 if row.pending & cursor.bit:
                     cursor.advance(row)
@@ -249,55 +222,25 @@ class TableState(RowBook):
 
     def _give_back(self, cursor: Cursor, lease: Lease, units: list[Unit], reason: str) -> None:
         again, dead = cursor.give_back(units, self.spec.max_attempts)
+        self.plans.void(lease.lease_id)
+        self.look_at_age_again()
         self.events += [Event("returned", row, cursor.name, lease.version) for row in again]
         if dead:
             self._note_dead(dead, cursor.name, f"tried {self.spec.max_attempts} times, at last: {reason}")
             lost = {id(row) for row in dead}
-            self._finish(cursor, lease, [unit for unit in units if id(unit.rows[0]) in lost], "dead")
+            given_up = [unit for unit in units if id(unit.rows[0]) in lost]
+            self._bury(cursor.name, given_up, reason)
+            self._finish(cursor, lease, given_up, "dead")
+            self._discard_surplus()
 
     def _finish(self, cursor: Cursor, lease: Lease, units: list[Unit], kind: str) -> int:
         rows = [row for unit in units for row in unit.rows]
         for unit in units:
             cursor.finish(unit)
         for row in rows:
-            row.given_up |= kind != "acked"
+            row.given_up |= kind == "skipped"
         cursor.counts[kind] += len(rows)
-        self.events += [Event(kind, row, cursor.name, lease.version) for row in rows]
+        self.plans.end(lease.lease_id, kind, is_whole=lease.lease_id not in cursor.leases)
+        self.events += [Event(kind, row, cursor.name, lease.version, lease.max_staleness) for row in rows]
         self._settle(rows, cursor.bit)
         return len(rows)
-
-    def _settle(self, rows: Sequence[Row], bit: int) -> None:
-        """Clear a consumer's bit and retire what nobody waits for; keyed consumers do not hold what was given up."""
-        for row in rows:
-            row.pending &= ~bit
-            if row.given_up:
-                row.pending &= ~self._keyed
-            if not row.pending:
-                self.retire(row)
-
-    def release(self, uid: str) -> None:
-        """Let a row go that its keyed consumers will not ask for any more. Idempotent, harmless if it is gone."""
-        row = self.find(uid)
-        if row is not None:
-            row.given_up = True
-            self._settle([row], 0)
-
-    def remove(self, rows: Sequence[Row], consumer: str, kind: str) -> None:
-        """Retire rows for all consumers whatever their state; `kind` is "dropped", "abandoned" or "retracted".
-
-        A retracted row's uid is forgotten and does not count as put, so that its group can be made anew.
-        """
-        for row in list(rows):
-            if row.pending & self._bits.get(consumer, 0):
-                self.events.append(Event(kind, row, consumer, 0))
-            for cursor in self.cursors.values():
-                if row.pending & cursor.bit:
-                    cursor.forget(row)
-            self.counts[kind] += 1
-            self.retire(row, forget_uid=kind == "retracted")
-            if kind == "dropped":
-                self.dropped.append(row)
-
-    def _note_dead(self, rows: Sequence[Row], consumer: str, reason: str) -> None:
-        self.dead_letters += [(row.uid, consumer, reason) for row in rows]
-        del self.dead_letters[:-DEAD_LETTERS_KEPT]

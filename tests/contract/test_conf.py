@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from flight.files.table_config import load_tables
 from relax.config import load_config, save_config
 from relax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-CONF_FILES = sorted((ROOT / "conf").rglob("*.yaml"))
+TABLE_FILES = [ROOT / "conf" / "tables.yaml"]
+CONF_FILES = sorted({*(ROOT / "conf").rglob("*.yaml")} - {*TABLE_FILES})
 PROGRAM = ROOT / "pipelines" / "omni_grpo.py"
 
 
@@ -21,6 +23,12 @@ PROGRAM = ROOT / "pipelines" / "omni_grpo.py"
 def test_conf_file_loads(path: Path) -> None:
     """Every shipped configuration file is a valid configuration."""
     assert load_config([path]).num_steps >= 1
+
+
+@pytest.mark.parametrize("path", TABLE_FILES, ids=lambda path: path.stem)
+def test_tables_file_loads(path: Path) -> None:
+    """Every shipped file of tables declares tables that can work."""
+    assert [spec.name for spec in load_tables(path)] == ["prompts", "rollouts"]
 
 
 def test_config_survives_being_saved(tmp_path: Path) -> None:
@@ -57,7 +65,7 @@ NESTED = {"data", "model", "modalities", "queue", "rollout", "actor", "algorithm
         ("group_size=1", ["group_size: must be at least 2, got 1"]),
         (
             "staleness_policy=pase",
-            ["staleness_policy: must be one of pace, drop, got 'pase'; did you mean 'pace'?"],
+            ["staleness_policy: must be one of pace, drop, mask, reweight, got 'pase'; did you mean 'pace'?"],
         ),
         ("name=../evil", ["name: must be letters, digits, '.', '_' or '-', got '../evil'"]),
         ("steps", ["command line: an override must be key=value, got 'steps'"]),

@@ -30,6 +30,7 @@ HOMES = {
         "relax/train/",
         "relax/algorithms/",
         "relax/rollout/torch_engine",
+        "relax/data/dataset.py",
         "pipelines/tiny_omni.py",
     ),
     "megatron": ("relax/train/",),

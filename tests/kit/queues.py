@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
-from flight.ledger import Ledger
 from flight.schema import Column, ConsumerSpec, StalenessPolicy, StalenessSpec, TableSpec, TicketSpec
+from flight.state.ledger import Ledger
 from flight.table import PutOutcome
 
 GROUP = 2
@@ -72,13 +73,39 @@ def rollouts_spec(max_staleness: int = 0, policy: StalenessPolicy = "pace", **ch
     return TableSpec(**values | changes)
 
 
+def graded_spec(max_staleness: int = 0, policy: StalenessPolicy = "pace", **changes) -> TableSpec:
+    """Rollouts with rewards and versions of tokens; groups whose rewards are all equal are skipped."""
+    plain = rollouts_spec(max_staleness, policy)
+    versions = Column(
+        name="token_policy_versions",
+        type=pa.list_(pa.int32()),
+        meaning="weights that wrote each token",
+        unit="policy versions",
+        shape="[num_tokens]",
+        writer="rollout",
+        nullable=True,
+    )
+    reward = Column(
+        name="reward", type=pa.float32(), meaning="how good it is", writer="rollout", nullable=True
+    )
+    actor, *others = plain.consumers
+    grader = replace(actor, columns=(*actor.columns, "reward"), skip_equal="reward")
+    values = {"columns": (*plain.columns, versions, reward), "consumers": (grader, *others)}
+    return rollouts_spec(max_staleness, policy, **values | changes)
+
+
 def make_ledger(
-    max_staleness: int, policy: StalenessPolicy = "pace", max_attempts: int = MAX_ATTEMPTS
+    max_staleness: int,
+    policy: StalenessPolicy = "pace",
+    max_attempts: int = MAX_ATTEMPTS,
+    *,
+    is_graded: bool = False,
 ) -> Ledger:
     """Return both tables as pure state."""
     ledger = Ledger()
     ledger.create(prompts_spec(max_attempts=max_attempts))
-    ledger.create(rollouts_spec(max_staleness, policy, max_attempts=max_attempts))
+    make_rollouts = graded_spec if is_graded else rollouts_spec
+    ledger.create(make_rollouts(max_staleness, policy, max_attempts=max_attempts))
     return ledger
 
 
@@ -88,11 +115,16 @@ def put_prompts(ledger: Ledger, uids: Sequence[str]) -> None:
 
 
 def put_rollouts(
-    ledger: Ledger, group_id: str, version: int, indices: Sequence[int] = range(GROUP)
+    ledger: Ledger,
+    group_id: str,
+    version: int,
+    indices: Sequence[int] = range(GROUP),
+    rewards: Sequence[float | None] | None = None,
 ) -> PutOutcome:
-    """Put the rollout's part of rows of one group."""
+    """Put the rollout's part of rows of one group, with rewards if the table has them."""
     uids = [f"{group_id}/{index}" for index in indices]
-    return ledger.put("rollouts", uids, [group_id] * len(uids), TOKENS, [version] * len(uids))
+    labels = None if rewards is None else {"reward": rewards}
+    return ledger.put("rollouts", uids, [group_id] * len(uids), TOKENS, [version] * len(uids), labels)
 
 
 def fill_rollouts(ledger: Ledger, uids: Sequence[str], group_ids: Sequence[str]) -> PutOutcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -154,6 +155,8 @@ def test_protocol_document_runs_as_printed():
     text = (REPOSITORY / "docs" / "protocol.md").read_text()
     blocks = [part.partition("\n```")[0] for part in text.split("```python\n")[1:]]
     assert len(blocks) >= 6
+    if importlib.util.find_spec("duckdb") is None:
+        blocks = [block for block in blocks if '"verb": "sql"' not in block]
     with queue_server() as (address, _):
         script = "\n".join(blocks).replace("grpc://127.0.0.1:8815", address)
         ended = run("-c", script)

@@ -91,3 +91,13 @@ def test_long_error_fits_into_a_trailer():
     """gRPC trailers hold 8 KB in all."""
     message, detail = m.error_detail(SchemaMismatchError("ü" * 100_000))
     assert len(message) + len(detail) < 8000
+
+
+def test_request_always_says_its_version(monkeypatch):
+    """So that a server of the next version can tell; a message without it is of version 1, whatever else it holds."""
+    assert b'"v":1' in m.encode(m.ReadTicket(table="t"))
+    monkeypatch.setattr(m, "PROTOCOL_VERSION", 2)
+    assert m.decode(m.encode(m.ReadTicket(table="t")), m.GetTicket, what="ticket").v == 2
+    for old in (b'{"verb":"read","table":"t"}', b'{"verb":"gone in version 2"}'):
+        with pytest.raises(InvalidRequestError, match="protocol version v must be 2, got 1"):
+            m.decode(old, m.GetTicket, what="ticket")

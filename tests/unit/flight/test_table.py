@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from flight import rows as rows_module
 from flight.errors import CapacityError, InvalidRequestError, LeaseLostError, TableSealedError
 from flight.schema import Column, ConsumerSpec, TableSpec
+from flight.state import rows as rows_module
 from flight.table import TableState
 
 

@@ -1,0 +1,85 @@
+"""Making, changing and describing tables, under the broker's lock.
+
+`flight.state.ledger` decides what a change means.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from flight.broker.core import BrokerCore
+from flight.data.store import ColumnStore
+from flight.errors import InvalidRequestError
+from flight.schema import Column, ConsumerSpec, TableSpec
+from flight.state.statistics import table_statistics
+
+
+class BrokerTables(BrokerCore):
+    """The verbs of whole tables."""
+
+    def create_table(self, spec: TableSpec, *, exist_ok: bool) -> None:
+        """Add a table; see `Ledger.create`."""
+        if spec.spill and self._spill is None:
+            raise InvalidRequestError(
+                f"create_table {spec.name}: spill must be false on a server without a directory for it, got true; "
+                "start it with --spill-dir"
+            )
+        with self._locked():
+            if self._ledger.create(spec, exist_ok=exist_ok):
+                self._stores[spec.name] = ColumnStore(len(self._ledger.table(spec.name).part_names))
+                self._changed[spec.name] = threading.Condition(self._lock)
+
+    def alter_table(
+        self, name: str, columns: Sequence[Column], consumers: Sequence[ConsumerSpec]
+    ) -> TableSpec:
+        """Add nullable columns and consumers; return what the table is now. See `Ledger.alter`."""
+        with self._locked():
+            if self._ledger.alter(name, columns, consumers):
+                table = self._ledger.table(name)
+                while self._stores[name].num_parts < len(table.part_names):
+                    self._stores[name].add_part()
+                self._after(name)
+            return self._ledger.table(name).spec
+
+    def truncate_table(self, name: str) -> int:
+        """Remove all rows of a table and return how many; calls that wait look again. See `Ledger.truncate`."""
+        with self._locked():
+            num_rows = self._ledger.truncate(name)
+            self._after(name)
+            return num_rows
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table; calls that wait on it are answered with TableNotFoundError."""
+        with self._locked():
+            related = [each for each in self._related(name) if each != name]
+            self._ledger.drop(name)
+            del self._stores[name]
+            self._changed.pop(name).notify_all()
+            self._notify(list(self._changed) if self._num_waiting_for_server else related)
+
+    def list_tables(self) -> list[str]:
+        """Return the names of the tables."""
+        with self._locked():
+            return sorted(self._ledger.tables)
+
+    def describe(self, name: str) -> TableSpec:
+        """Return a table's specification."""
+        with self._locked():
+            return self._ledger.table(name).spec
+
+    def size(self, name: str) -> tuple[int, int]:
+        """Return rows and bytes of a table."""
+        with self._locked():
+            return len(self._ledger.table(name).rows), self._stores[name].nbytes
+
+    def stats(self, name: str | None = None) -> dict[str, Any]:
+        """Return statistics by table name."""
+        with self._locked():
+            tables = self._ledger.tables if name is None else {name: self._ledger.table(name)}
+            return {
+                each: table_statistics(table, self._ledger.gates.get(each), self._stores[each].nbytes)
+                | {"disk_bytes": self._stores[each].disk_nbytes}
+                for each, table in tables.items()
+            }

@@ -1,0 +1,54 @@
+"""The command that runs a server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flight.cli.terminal import DEFAULT_PORT, exit_codes
+from flight.files.table_config import ServerConfig, load_config
+from flight.server.idle import IDLE_S
+from flight.server.process import serve as serve_until_stopped
+
+
+def serve(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file that declares tables; see conf/tables.yaml.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
+    uri_file: Annotated[
+        Path | None, typer.Option(help="Write the address to this file once it answers.")
+    ] = None,
+    parent_pid: Annotated[int | None, typer.Option(help="Exit when this process is gone.")] = None,
+    capacity_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Bytes that all tables together may hold; no bound if left out.")
+    ] = None,
+    spill_dir: Annotated[
+        Path | None, typer.Option(help="Directory for the oldest values of tables with `spill`.")
+    ] = None,
+    put_idle_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
+    ] = IDLE_S,
+) -> None:
+    """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it."""
+    with exit_codes():
+        found = ServerConfig(tables=()) if config is None else load_config(config)
+        if spill_dir is None and found.spill_dir is not None:
+            spill_dir = Path(found.spill_dir)
+        code = serve_until_stopped(
+            host,
+            port,
+            tables=found.tables,
+            uri_file=uri_file,
+            parent_pid=parent_pid,
+            capacity_bytes=capacity_bytes or found.capacity_bytes,
+            spill_dir=spill_dir,
+            put_idle_s=put_idle_s,
+        )
+        # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
+        os._exit(code)

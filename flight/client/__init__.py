@@ -1,0 +1,257 @@
+"""The Python client of a queue server: one method a verb, a deadline on every call, our own errors back.
+
+It keeps no state but the connection (`flight.client.connection`), so that it can be shared by threads and thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as paflight
+
+from flight import messages as m
+from flight.client.connection import within
+from flight.client.plans import PlansClient
+from flight.client.reading import ReadingClient
+from flight.client.tables import TablesClient
+from flight.data.store import cut
+from flight.errors import UnavailableError
+from flight.schema import StalenessPolicy, TableSpec
+from flight.state.ledger import TakeStatus
+
+MAX_UNACKED_BATCHES = 4
+"""Batches of one put that may be on their way without an acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What a put did. `row_ids` has one number a row, in order, the old one for a duplicate."""
+
+    num_rows: int
+    num_duplicates: int
+    row_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a take returned.
+
+    table: row_id, uid, group_id, attempt and the columns asked for; without rows unless status is "rows".
+    status: "rows"; "empty", the deadline passed; "sealed", no row will ever come; "outdated", a newer policy version
+        than the asker's is out: adopt it before asking again.
+    policy_version: the announced version that matters to the table.
+    max_staleness, staleness_policy: by which bound the columns `staleness` and `stale_tokens` were computed; None
+        unless the consumer is the one that trains.
+    """
+
+    lease_id: str
+    table: pa.Table
+    status: TakeStatus
+    policy_version: int
+    max_staleness: int | None = None
+    staleness_policy: StalenessPolicy | None = None
+
+
+class QueueClient(PlansClient, ReadingClient, TablesClient):
+    """Connects on first use. `identity` names this process in the server's statistics and errors."""
+
+    # ---- tables -----------------------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Return if the server answers."""
+        self._act("ping", m.Request(identity=self.identity))
+
+    def create_table(self, spec: TableSpec, *, exist_ok: bool = True) -> None:
+        """Create a table; with `exist_ok`, one of the same specification may be there."""
+        self._act("create_table", m.from_spec(spec, exist_ok=exist_ok, identity=self.identity))
+
+    def drop_table(self, table: str) -> None:
+        """Remove a table and its rows."""
+        self._act("drop_table", m.TableRequest(table=table, identity=self.identity), retry=False)
+
+    def list_tables(self) -> list[str]:
+        """Return the names of the tables."""
+        return self._act("list_tables", m.Request(identity=self.identity))
+
+    def describe(self, table: str) -> TableSpec:
+        """Return a table's specification."""
+        answer = self._act("describe", m.TableRequest(table=table, identity=self.identity))
+        return m.to_spec(msgspec.convert(answer, m.CreateTable))
+
+    def stats(self, table: str | None = None) -> dict[str, Any]:
+        """Return statistics: of one table, or of all by name."""
+        answer = self._act("stats", m.StatsRequest(table=table, identity=self.identity))
+        return answer if table is None else answer[table]
+
+    # ---- rows -------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        table: str,
+        data: pa.Table | pa.RecordBatch,
+        *,
+        writer: str = "",
+        deadline_s: float | None = None,
+    ) -> PutResult:
+        """Add rows, or parts of rows that exist; waits for room. Idempotent by uid, so it is repeated if need be.
+
+        Data are cut into batches of 1 to 4 MB; each batch is added whole or not at all.
+        """
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        command = m.PutCommand(table=table, writer=writer, deadline_s=deadline_s, identity=self.identity)
+        rows = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
+        batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+        acks = self._connection.repeat(
+            f"put into {table}", lambda client: self._put_once(client, command, batches)
+        )
+        return PutResult(
+            num_rows=sum(ack.num_rows for ack in acks),
+            num_duplicates=sum(ack.num_duplicates for ack in acks),
+            row_ids=tuple(row_id for ack in acks for row_id in ack.row_ids),
+        )
+
+    def _put_once(
+        self, client: paflight.FlightClient, command: m.PutCommand, batches: Sequence[pa.RecordBatch]
+    ) -> list[m.PutAck]:
+        descriptor = paflight.FlightDescriptor.for_command(m.encode(command))
+        acks: list[m.PutAck] = []
+        writer, reader = client.do_put(descriptor, batches[0].schema, within(command.deadline_s))
+        try:
+            for index, batch in enumerate(batches):
+                writer.write_batch(batch)
+                if index >= MAX_UNACKED_BATCHES:
+                    acks.append(_read_ack(reader))
+            writer.done_writing()
+            while len(acks) < len(batches):
+                acks.append(_read_ack(reader))
+        finally:
+            # Without close the call stays open; an error of the server surfaces here with its details.
+            writer.close()
+        return acks
+
+    def take(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        max_rows: int,
+        min_rows: int = 1,
+        columns: Sequence[str] | None = None,
+        policy_version: int | None = None,
+        lease_s: float = 60.0,
+        deadline_s: float | None = None,
+    ) -> Lease:
+        """Lease rows for `lease_s` seconds, waiting up to `deadline_s` for `min_rows` of them.
+
+        Mere lack of rows is a status, not an error. Columns default to the consumer's. `policy_version` is the version
+        that the caller generates from (tables with tickets) or trains for (the staleness consumer). Not repeated by
+        itself: rows whose delivery failed come again when their lease expires.
+        """
+        deadline_s = self.deadline_s if deadline_s is None else deadline_s
+        ticket = m.TakeTicket(
+            table=table,
+            consumer=consumer,
+            max_rows=max_rows,
+            min_rows=min_rows,
+            columns=None if columns is None else list(columns),
+            policy_version=policy_version,
+            lease_s=lease_s,
+            deadline_s=deadline_s,
+            identity=self.identity,
+        )
+        rows = self._get(f"take from {table}", ticket, deadline_s, retry=False)
+        notes = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
+        return Lease(
+            lease_id=notes["lease_id"],
+            table=rows.replace_schema_metadata(None),
+            status=msgspec.convert(notes["status"], TakeStatus),
+            policy_version=int(notes["policy_version"]),
+            max_staleness=int(notes["max_staleness"]) if "max_staleness" in notes else None,
+            staleness_policy=msgspec.convert(notes.get("staleness_policy"), StalenessPolicy | None),
+        )
+
+    def ack(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        lease_id: str | None = None,
+        uids: Sequence[str] | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Finish rows: those of a lease, those of `uids` in it, or for a keyed consumer those of `uids`. Idempotent.
+
+        `step` is the optimizer step that used them. Returns how many rows were finished.
+        """
+        return self._act(
+            "ack",
+            m.Ack(
+                table=table,
+                consumer=consumer,
+                lease_id=lease_id,
+                uids=None if uids is None else list(uids),
+                step=step,
+                identity=self.identity,
+            ),
+        )
+
+    def nack(
+        self,
+        table: str,
+        consumer: str,
+        *,
+        lease_id: str | None = None,
+        uids: Sequence[str] | None = None,
+        reason: str,
+        requeue: bool = True,
+    ) -> int:
+        """Give leased rows back, to be delivered again, or with `requeue=False` skip them for good."""
+        return self._act(
+            "nack",
+            m.Nack(
+                table=table,
+                consumer=consumer,
+                lease_id=lease_id,
+                uids=None if uids is None else list(uids),
+                reason=reason,
+                requeue=requeue,
+                identity=self.identity,
+            ),
+        )
+
+    def renew(self, table: str, consumer: str, lease_id: str, lease_s: float) -> None:
+        """Let a live lease last `lease_s` seconds from now."""
+        self._act(
+            "renew",
+            m.Renew(
+                table=table, consumer=consumer, lease_id=lease_id, lease_s=lease_s, identity=self.identity
+            ),
+        )
+
+    # ---- course of the run ------------------------------------------------------------------------------------
+
+    def seal(self, table: str, expected_rows: int | None = None) -> None:
+        """Declare that no new rows will come, or none beyond `expected_rows` in all."""
+        self._act("seal", m.Seal(table=table, expected_rows=expected_rows, identity=self.identity))
+
+    def announce(self, table: str, policy_version: int) -> None:
+        """Set the policy version of a table with a staleness bound; it never goes back."""
+        self._act("announce", m.Announce(table=table, policy_version=policy_version, identity=self.identity))
+
+    def set_max_staleness(self, table: str, max_staleness: int) -> None:
+        """Change the staleness bound of a table while it is in use."""
+        self._act(
+            "set_max_staleness",
+            m.SetMaxStaleness(table=table, max_staleness=max_staleness, identity=self.identity),
+        )
+
+
+def _read_ack(reader: paflight.FlightMetadataReader) -> m.PutAck:
+    data = reader.read()
+    if data is None:
+        raise UnavailableError("put: every batch must be acknowledged, got the end of the stream")
+    return m.decode(memoryview(data), m.PutAck, what="put acknowledgement")

@@ -1,0 +1,52 @@
+"""What every verb of the client needs: who asks, the connection, one JSON action, one stream of rows. No verbs."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as paflight
+
+from flight import messages as m
+from flight.client.connection import Connection, within
+
+
+class ClientCalls:
+    """Connects on first use. `identity` names this process in the server's statistics and errors."""
+
+    def __init__(self, uri: str, *, identity: str, deadline_s: float = 30.0) -> None:
+        self.uri = uri
+        self.identity = identity
+        self.deadline_s = deadline_s
+        self._connection = Connection(uri)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a later call opens a new one. Idempotent."""
+        self._connection.close()
+
+    def _act(
+        self, name: str, request: m.Request, *, retry: bool = True, deadline_s: float | None = None
+    ) -> Any:
+        action = paflight.Action(name, m.encode(request))
+        options = within(self.deadline_s if deadline_s is None else deadline_s)
+
+        def once(client: paflight.FlightClient) -> Any:
+            bodies = [result.body.to_pybytes() for result in client.do_action(action, options)]
+            return msgspec.json.decode(bodies[0])
+
+        return self._connection.repeat(name, once, retry=retry)
+
+    def _get(self, where: str, ticket: m.GetTicket, deadline_s: float, *, retry: bool) -> pa.Table:
+        def once(client: paflight.FlightClient) -> pa.Table:
+            reader = client.do_get(paflight.Ticket(m.encode(ticket)), within(deadline_s))
+            # Not read_all(): it turns a cancelled stream into a KeyboardInterrupt of the main thread (pyarrow 26).
+            return pa.Table.from_batches([chunk.data for chunk in reader], reader.schema)
+
+        return self._connection.repeat(where, once, retry=retry)

@@ -1,0 +1,1 @@
+"""Files around the queue: rows from and to Parquet, Arrow and JSONL, and tables declared in YAML."""

@@ -1,0 +1,381 @@
+"""The Flight face of the broker: requests in, streams and typed errors out. It decides nothing about rows.
+
+DoPut      a table's rows; each batch is acknowledged once it is in the table
+DoGet      take (lease), fetch (of a plan) or read rows; lease, status and version are in the stream's schema metadata
+           or follow statistics, or ask for the answer to a SELECT
+DoExchange rows pushed to a subscriber
+DoAction   everything else, JSON in and out
+GetFlightInfo, GetSchema, ListFlights: what tables there are, so that any Flight client can look at them
+
+Every error is a FlightServerError with a clean message; its code is in `extra_info`. What is not ours is logged here
+with its traceback and leaves as code "internal": the traceback never crosses the wire.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as paflight
+import structlog
+
+from flight import messages as m
+from flight import stream_messages as sm
+from flight.broker import Broker, ReadRequest, TakeAnswer, Wait
+from flight.data.batches import check_buffers
+from flight.errors import FlightQueueError, InvalidRequestError, OverloadedError, UnavailableError
+from flight.schema import TableSpec
+from flight.server import watching
+from flight.server.description import described_schema
+from flight.server.idle import OpenPut, PutWatch
+from flight.server.plans import to_fetch, to_message, to_order
+from flight.server.sql import SqlEngine
+from flight.server.subscription import serve_subscription
+from flight.server.tables import read_dead, table_actions
+from flight.state.ledger import TakeRequest
+
+MAX_DEADLINE_S = 3600.0
+"""No call waits longer than this, whatever it asks for."""
+
+MAX_BATCH_BYTES = 512 << 20
+"""Largest batch that one message of a DoPut may hold."""
+
+MAX_STREAMS = 512
+"""Subscriptions and streams of statistics that may be open; each holds one or two threads."""
+
+MAX_CALLS = 2048
+"""Calls in progress at once; each holds a thread."""
+
+LOG = structlog.get_logger("flight.server")
+
+
+class QueueServer(paflight.FlightServerBase):
+    """Serves a broker from construction until `stop`."""
+
+    def __init__(
+        self,
+        location: str,
+        broker: Broker | None = None,
+        *,
+        tables: Sequence[TableSpec] = (),
+        puts: PutWatch | None = None,
+    ) -> None:
+        self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
+        for spec in tables:
+            self._broker.create_table(spec, exist_ok=False)
+        self._num_calls = 0
+        self._sql = SqlEngine(self._broker)
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._stopping = threading.Event()
+        self._idle = threading.Condition()
+        self._actions: dict[str, Callable[[Any], Any]] = {
+            "ping": lambda _: {"tables": len(self._broker.list_tables()), "v": m.PROTOCOL_VERSION},
+            "create_table": lambda r: self._broker.create_table(m.to_spec(r), exist_ok=r.exist_ok),
+            "drop_table": lambda r: self._broker.drop_table(r.table),
+            "describe": lambda r: m.from_spec(self._broker.describe(r.table)),
+            "list_tables": lambda _: self._broker.list_tables(),
+            "stats": lambda r: self._broker.stats(r.table),
+            "ack": lambda r: self._broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
+            "nack": lambda r: self._broker.nack(
+                r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
+            ),
+            "renew": lambda r: self._broker.renew(
+                r.table, r.consumer, r.lease_id, _positive("lease_s", r.lease_s)
+            ),
+            "seal": lambda r: self._broker.seal(r.table, r.expected_rows),
+            "announce": lambda r: self._broker.announce(r.table, r.policy_version),
+            "set_max_staleness": lambda r: self._broker.set_max_staleness(r.table, r.max_staleness),
+        }
+        self._actions |= table_actions(self._broker)
+        self._puts = puts or PutWatch()
+        self._puts.start()
+        super().__init__(location)
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuse new calls, wake those that wait, and wait up to `grace_s` for them; return whether all have ended.
+
+        Not `shutdown()`, which has no deadline and hangs while any call is open (pyarrow 26).
+        """
+        self._stopping.set()
+        self._broker.close()
+        with self._idle:
+            return self._idle.wait_for(lambda: self._num_calls == 0, grace_s)
+
+    # ---- Flight -----------------------------------------------------------------------------------------------
+
+    def do_put(
+        self,
+        context: paflight.ServerCallContext,
+        descriptor: paflight.FlightDescriptor,
+        reader: paflight.MetadataRecordBatchReader,
+        writer: paflight.FlightMetadataWriter,
+    ) -> None:
+        """Add batches to a table, acknowledging each."""
+        with self._call("put"), self._puts.open(context.peer()) as put:
+            command = _put_command(descriptor)
+            wait = self._wait(context, command.deadline_s)
+            while (chunk := _next_chunk(reader, put)) is not None:
+                if chunk.data is None:
+                    raise InvalidRequestError(
+                        f"put into {command.table}: message must hold a batch, got metadata only"
+                    )
+                check_buffers(command.table, chunk.data, full=False)
+                if chunk.data.nbytes > MAX_BATCH_BYTES:
+                    raise InvalidRequestError(
+                        f"put into {command.table}: batch must be at most {MAX_BATCH_BYTES} bytes, "
+                        f"got {chunk.data.nbytes}; cut it to 1 to 4 MB"
+                    )
+                outcome = self._broker.put(command.table, chunk.data, command.writer, wait)
+                ack = m.PutAck(
+                    num_rows=chunk.data.num_rows,
+                    num_duplicates=outcome.num_duplicates,
+                    row_ids=outcome.row_ids,
+                )
+                writer.write(m.encode(ack))
+
+    def do_get(
+        self, context: paflight.ServerCallContext, ticket: paflight.Ticket
+    ) -> paflight.RecordBatchStream:
+        """Take or read rows."""
+        with self._call("get"):
+            request: m.GetTicket = m.decode(ticket.ticket, m.GetTicket, what="ticket")
+            if isinstance(request, m.ReadTicket):
+                if request.state == "dead":
+                    return paflight.RecordBatchStream(read_dead(self._broker, request))
+                return paflight.RecordBatchStream(self._read(request))
+            if isinstance(request, m.WatchTicket):
+                return paflight.GeneratorStream(watching.SCHEMA, self._watch(context, request))
+            if isinstance(request, m.SqlTicket):
+                self._wait(context, request.deadline_s)
+                rows = self._sql.query(
+                    request.query, max_rows=request.max_rows, deadline_s=request.deadline_s
+                )
+                return paflight.RecordBatchStream(rows)
+            if isinstance(request, m.FetchTicket):
+                return paflight.RecordBatchStream(self._broker.fetch(request.table, to_fetch(request)))
+            answer = self._take(request, self._wait(context, request.deadline_s))
+            notes = {
+                "status": answer.status,
+                "lease_id": answer.lease_id,
+                "policy_version": str(answer.policy_version),
+                "num_rows": str(answer.table.num_rows),
+            }
+            if answer.max_staleness is not None:
+                notes |= {"max_staleness": str(answer.max_staleness), "staleness_policy": str(answer.policy)}
+            return paflight.RecordBatchStream(answer.table.replace_schema_metadata(notes))
+
+    def do_exchange(
+        self,
+        context: paflight.ServerCallContext,
+        descriptor: paflight.FlightDescriptor,
+        reader: paflight.MetadataRecordBatchReader,
+        writer: paflight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Push rows to a subscriber until it closes the stream."""
+        with self._call("subscribe"), self._stream():
+            request = m.decode(descriptor.command or b"", sm.Subscribe, what="subscribe descriptor")
+            serve_subscription(self._broker, request, reader, writer, context)
+
+    def do_action(self, context: paflight.ServerCallContext, action: paflight.Action) -> Iterator[bytes]:
+        """Do what docs/protocol.md lists, answering one JSON value."""
+        with self._call(f"action {action.type}"):
+            if action.type not in m.ACTIONS:
+                raise InvalidRequestError(
+                    f"action: type must be one of {list(m.ACTIONS)}, got {action.type!r}"
+                )
+            body = action.body.to_pybytes() or b"{}"
+            request = m.decode(body, m.ACTIONS[action.type][0], what=f"action {action.type}")
+            if isinstance(request, m.PlanRequest):
+                answer = m.encode(self._plan(request, self._wait(context, request.deadline_s)))
+            else:
+                answer = m.encode(self._actions[action.type](request))
+        return iter([answer])
+
+    def list_actions(self, context: paflight.ServerCallContext) -> list[tuple[str, str]]:
+        """Return the actions and what they do."""
+        return [(name, what) for name, (_, what) in m.ACTIONS.items()]
+
+    def list_flights(
+        self, context: paflight.ServerCallContext, criteria: bytes
+    ) -> Iterator[paflight.FlightInfo]:
+        """Describe every table; `criteria` is ignored."""
+        with self._call("list"):
+            infos = [self._info(name) for name in self._broker.list_tables()]
+        return iter(infos)
+
+    def get_flight_info(
+        self, context: paflight.ServerCallContext, descriptor: paflight.FlightDescriptor
+    ) -> paflight.FlightInfo:
+        """Describe the table that the descriptor's path names; its endpoint's ticket reads all rows."""
+        with self._call("info"):
+            return self._info(_path(descriptor))
+
+    def get_schema(
+        self, context: paflight.ServerCallContext, descriptor: paflight.FlightDescriptor
+    ) -> paflight.SchemaResult:
+        """Return the Arrow schema of the table that the descriptor's path names."""
+        with self._call("schema"):
+            return paflight.SchemaResult(described_schema(self._broker.describe(_path(descriptor))))
+
+    # ---- parts ------------------------------------------------------------------------------------------------
+
+    def _take(self, request: m.TakeTicket, wait: Wait) -> TakeAnswer:
+        take = TakeRequest(
+            consumer=request.consumer,
+            max_rows=request.max_rows,
+            min_rows=request.min_rows,
+            policy_version=request.policy_version,
+            lease_s=_positive("lease_s", request.lease_s),
+            member=request.identity,
+        )
+        return self._broker.take(request.table, take, request.columns, wait)
+
+    def _plan(self, request: m.PlanRequest, wait: Wait) -> m.PlanAnswer:
+        lease_s = _positive("lease_s", request.lease_s)
+        answer = self._broker.plan(
+            request.table, to_order(request), lease_s=lease_s, member=request.identity, wait=wait
+        )
+        return to_message(answer)
+
+    def _watch(self, context: paflight.ServerCallContext, request: m.WatchTicket) -> Iterator[pa.RecordBatch]:
+        """Check the request now, and yield ticks while the stream is read."""
+        deadline = self._wait(context, request.deadline_s).deadline
+        found = watching.ticks(
+            self._broker,
+            request.tables,
+            interval_s=watching.check_interval(request.interval_s),
+            deadline=deadline,
+            pause=lambda seconds: not self._stopping.wait(seconds) and not context.is_cancelled(),
+        )
+        for name in request.tables or ():
+            self._broker.describe(name)
+
+        def stream() -> Iterator[pa.RecordBatch]:
+            with self._call("watch"), self._stream():
+                yield from found
+
+        return stream()
+
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        if not self._streams.acquire(blocking=False):
+            raise OverloadedError(
+                f"server: open streams must be at most {MAX_STREAMS}, got one more; close some"
+            )
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+    def _read(self, request: m.ReadTicket) -> pa.Table:
+        if request.max_rows is not None and request.max_rows < 0:
+            raise InvalidRequestError(
+                f"read {request.table}: max_rows must be 0 or more, got {request.max_rows}"
+            )
+        return self._broker.read(
+            request.table,
+            ReadRequest(
+                columns=request.columns,
+                uids=request.uids,
+                max_rows=request.max_rows,
+                newest=request.newest,
+                first_row_id=request.row_ids.first if request.row_ids else None,
+                last_row_id=request.row_ids.last if request.row_ids else None,
+                filter=request.filter,
+            ),
+        )
+
+    def _info(self, name: str) -> paflight.FlightInfo:
+        spec = self._broker.describe(name)
+        num_rows, num_bytes = self._broker.size(name)
+        endpoint = paflight.FlightEndpoint(m.encode(m.ReadTicket(table=name)), [])
+        descriptor = paflight.FlightDescriptor.for_path(name)
+        return paflight.FlightInfo(described_schema(spec), descriptor, [endpoint], num_rows, num_bytes)
+
+    def _wait(self, context: paflight.ServerCallContext, deadline_s: float) -> Wait:
+        if not 0 <= deadline_s <= MAX_DEADLINE_S:
+            raise InvalidRequestError(
+                f"request: deadline_s must be from 0 to {MAX_DEADLINE_S:.0f}, got {deadline_s}"
+            )
+        return Wait(deadline=self._broker.clock() + deadline_s, is_gone=context.is_cancelled)
+
+    @contextmanager
+    def _call(self, what: str) -> Iterator[None]:
+        """Count a call and turn what goes wrong in it into what may cross the wire."""
+        with self._idle:
+            is_overloaded = self._num_calls >= MAX_CALLS
+            self._num_calls += 1
+        try:
+            if is_overloaded:
+                raise OverloadedError(
+                    f"server: calls in progress must be at most {MAX_CALLS}, got one more; ask again later"
+                )
+            yield
+        except FlightQueueError as error:
+            raise _wire_error(error) from None
+        except (pa.ArrowException, paflight.FlightError) as error:
+            problem: FlightQueueError
+            if isinstance(error, paflight.FlightCancelledError):
+                problem = UnavailableError(
+                    f"{what}: the caller must wait for the answer, got a cancelled call"
+                )
+            else:
+                problem = InvalidRequestError(
+                    f"{what}: data must be a valid Arrow stream, got: {_first_line(error)}"
+                )
+            raise _wire_error(problem) from None
+        except Exception:
+            LOG.exception("unexpected error", call=what)
+            raise _wire_error(FlightQueueError(f"{what}: the server failed, see its log")) from None
+        finally:
+            with self._idle:
+                self._num_calls -= 1
+                self._idle.notify_all()
+
+
+def _next_chunk(
+    reader: paflight.MetadataRecordBatchReader, put: OpenPut
+) -> paflight.FlightStreamChunk | None:
+    with put.waiting_for_caller():
+        try:
+            return reader.read_chunk()
+        except StopIteration:
+            return None
+        except OSError as error:  # Arrow's word for a message that it cannot read.
+            raise InvalidRequestError(
+                f"put: data must be a valid Arrow stream, got: {_first_line(error)}"
+            ) from error
+
+
+def _wire_error(error: FlightQueueError) -> paflight.FlightServerError:
+    message, detail = m.error_detail(error)
+    return paflight.FlightServerError(message, extra_info=detail)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]
+
+
+def _path(descriptor: paflight.FlightDescriptor) -> str:
+    path = descriptor.path
+    if descriptor.descriptor_type != paflight.DescriptorType.PATH or not path or len(path) != 1:
+        raise InvalidRequestError(
+            f"descriptor: must be a path of one table name, got {path or descriptor.command!r}"
+        )
+    return path[0].decode("utf-8", "backslashreplace")
+
+
+def _put_command(descriptor: paflight.FlightDescriptor) -> m.PutCommand:
+    if descriptor.descriptor_type == paflight.DescriptorType.PATH:
+        return m.PutCommand(table=_path(descriptor))
+    return m.decode(descriptor.command or b"", m.PutCommand, what="put descriptor")
+
+
+def _positive(what: str, value: float) -> float:
+    if not 0 < value <= 24 * MAX_DEADLINE_S:
+        raise InvalidRequestError(f"request: {what} must be over 0 and at most a day, got {value}")
+    return value

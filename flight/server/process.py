@@ -1,0 +1,109 @@
+"""A queue server as a process of its own: start, tell the address, serve, and end in time on a signal.
+
+On SIGTERM, SIGINT or the end of the process that it serves, the server refuses new calls, wakes those that wait, gives
+the rest `GRACE_S` seconds and exits. It does not call `shutdown()`, which hangs while any call is open (pyarrow 26).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import structlog
+
+from flight.broker import Broker
+from flight.data.spill import SpillDirectory
+from flight.errors import InvalidRequestError, UnavailableError
+from flight.schema import TableSpec
+from flight.server import QueueServer
+from flight.server.idle import IDLE_S, PutWatch
+
+GRACE_S = 3.0
+
+LOG_STEPS: list[structlog.typing.Processor] = [
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    # Plain tracebacks: the default ones print every local variable, which here is other people's data.
+    structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+]
+
+LOG = structlog.get_logger("flight.server.process")
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    tables: Sequence[TableSpec] = (),
+    uri_file: Path | None = None,
+    parent_pid: int | None = None,
+    capacity_bytes: int | None = None,
+    spill_dir: Path | None = None,
+    put_idle_s: float = IDLE_S,
+) -> int:
+    """Serve until told to stop; returns the exit code. The first line on stdout is `listening on URI`.
+
+    `tables` are there before the first call is. `capacity_bytes` bounds all tables together, `spill_dir` is where
+    tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent.
+
+    Raises:
+        InvalidRequestError: there is no process `parent_pid`.
+        UnavailableError: the address cannot be listened on.
+    """
+    structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if parent_pid is not None:
+        _stop_with(parent_pid, stop)
+    spill = SpillDirectory(spill_dir) if spill_dir is not None else None
+    broker = Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-", capacity_bytes=capacity_bytes, spill=spill)
+    try:
+        server = QueueServer(f"grpc://{host}:{port}", broker, tables=tables, puts=PutWatch(idle_s=put_idle_s))
+    except (pa.ArrowException, OSError) as error:
+        raise UnavailableError(f"serve: {host}:{port} must be free to listen on, got: {error}") from error
+    uri = f"grpc://{host}:{server.port}"
+    if uri_file is not None:
+        _write_whole(uri_file, uri + "\n")
+    print(f"listening on {uri}", flush=True)
+    # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
+    while not stop.wait(1.0):
+        pass
+    if not server.stop(GRACE_S):
+        LOG.warning("calls were still open at the end", grace_s=GRACE_S)
+    if uri_file is not None:
+        uri_file.unlink(missing_ok=True)
+    if spill is not None:
+        spill.close()
+    sys.stdout.flush()
+    return 0
+
+
+def _stop_with(pid: int, stop: threading.Event) -> None:
+    """Set `stop` when a process ends. A pidfd also sees a zombie and is never fooled by a reused number."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"serve: parent-pid must be a running process, got {pid} ({error})"
+        ) from error
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        stop.set()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that no reader sees a part of it."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text)
+    draft.replace(path)

@@ -1,0 +1,43 @@
+"""The actions that make, change and empty tables, and those of dead letters: messages in, broker calls out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from flight import messages as m
+from flight.broker import Broker
+from flight.errors import InvalidRequestError
+from flight.schema import TableSpec
+
+
+def table_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
+    """Return what each action does, by name."""
+    return {
+        "alter_table": lambda r: m.from_spec(_alter(broker, r)),
+        "truncate_table": lambda r: broker.truncate_table(r.table),
+        "requeue": lambda r: broker.requeue(r.table, r.consumer, r.uids),
+    }
+
+
+def _alter(broker: Broker, request: m.AlterTable) -> TableSpec:
+    columns = m.columns_from(f"alter_table {request.table}", request.arrow_schema)
+    return broker.alter_table(request.table, columns, request.consumers)
+
+
+def read_dead(broker: Broker, request: m.ReadTicket) -> pa.Table:
+    """Answer a `read` of dead letters."""
+    if request.row_ids is not None or request.filter is not None or request.newest:
+        raise InvalidRequestError(
+            f"read {request.table}: dead letters must be read by consumer, uids and max_rows, got another choice; "
+            "filter what comes"
+        )
+    return broker.read_dead(
+        request.table,
+        consumer=request.consumer,
+        columns=request.columns,
+        uids=request.uids,
+        max_rows=request.max_rows,
+    )

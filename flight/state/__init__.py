@@ -1,0 +1,1 @@
+"""The pure half of the queue: rows, leases, groups, tickets and plans. No sockets, locks, threads, clocks or values."""

@@ -1,0 +1,155 @@
+"""Which rows a table holds: numbers, uids, groups, room and the end. Pure data; consumers are in `flight.table`."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+
+from flight.errors import CapacityError, InvalidRequestError
+from flight.schema import KEY_COLUMNS, TableSpec
+from flight.state.cursor import Row
+from flight.state.ending import Ending
+from flight.state.groups import GroupBook
+
+RETIRED_UIDS_KEPT = 100_000
+"""Uids of retired rows remembered a table; a put repeated later than that makes a new row."""
+
+
+class RowBook:
+    """Rows by number and by uid.
+
+    Room is counted so that a table cannot lock itself: an open group holds room for all its rows, so the rest of a
+    group always fits, and a part of a row that exists needs no room.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.rows: dict[int, Row] = {}
+        self.counts: Counter[str] = Counter()
+        self.retired: list[int] = []
+        """Rows retired since the owner last cleared this list."""
+        self.part_names = list(dict.fromkeys(column.writer for column in spec.columns)) or [""]
+        by_group = any(consumer.sampler == "groups" for consumer in spec.consumers)
+        self.groups = GroupBook(spec.group_size) if by_group else None
+        self._by_uid: dict[str, Row] = {}
+        self._retired_uids: OrderedDict[str, int] = OrderedDict()
+        self.end = Ending(spec.name)
+        self.buried: dict[int, Row] = {}
+        """Rows that only dead letters keep; they count as free room."""
+        self._num_truncated = 0
+
+    def parts_of(self, columns: Sequence[str]) -> int:
+        """Return the bit set of the parts that hold `columns`; key columns are in every part."""
+        parts = 0
+        for name in columns:
+            if name not in KEY_COLUMNS:
+                parts |= 1 << self.part_names.index(self.spec.columns_by_name[name].writer)
+        return parts
+
+    def find(self, uid: str) -> Row | None:
+        """Return the row of that uid if it is in the table."""
+        return self._by_uid.get(uid)
+
+    def find_retired(self, uid: str) -> int | None:
+        """Return the number that a retired row had, if its uid is still remembered."""
+        return self._retired_uids.get(uid)
+
+    def some_rows(self, max_rows: int | None, *, newest: bool) -> list[Row]:
+        """Return the oldest (or newest) rows of the table, at most `max_rows`, oldest first."""
+        if newest:
+            return list(islice(reversed(self.rows.values()), max_rows))[::-1]
+        return list(islice(self.rows.values(), max_rows))
+
+    def num_new(self, uids: Sequence[str]) -> int:
+        """Return how many of these uids are neither in the table nor remembered as retired."""
+        return sum(uid not in self._by_uid and uid not in self._retired_uids for uid in uids)
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether no new row can come."""
+        return self.end.is_reached(self.num_put)
+
+    @property
+    def num_put(self) -> int:
+        """Return how many rows have come since the table was empty, without those that were retracted to come again."""
+        return self.counts["put"] - self.counts["retracted"] - self._num_truncated
+
+    @property
+    def num_reserved(self) -> int:
+        """Return the rows that the table holds for its consumers or keeps room for."""
+        return len(self.rows) - len(self.buried) + (self.groups.num_open if self.groups else 0)
+
+    @property
+    def num_held(self) -> int:
+        """Return the rows that are there or have room kept, those included that only dead letters keep."""
+        return self.num_reserved + len(self.buried)
+
+    def room_needed(self, uids: Sequence[str], group_ids: Sequence[str]) -> int:
+        """Return the rows of room that a put needs beyond what is reserved; the put fits if this is at most `room`.
+
+        Raises:
+            InvalidRequestError: a uid is empty or twice in the put, or a group would get too many rows.
+            TableSealedError: there are new rows after the end.
+            CapacityError: the put can never fit.
+        """
+        where = f"put into {self.spec.name}"
+        if len(set(uids)) != len(uids):
+            twice = next(uid for uid, num in Counter(uids).items() if num > 1)
+            raise InvalidRequestError(f"{where}: uid must be unique inside a batch, got {twice!r} twice")
+        new_groups: Counter[str] = Counter()
+        for uid, group_id in zip(uids, group_ids, strict=True):
+            if uid not in self._by_uid and uid not in self._retired_uids:
+                new_groups[group_id] += 1
+        self.end.check_open(where, new_groups.total(), self.num_put, set(new_groups))
+        needed = self.groups.room_needed(where, new_groups) if self.groups else new_groups.total()
+        if needed > self.spec.capacity_rows:
+            raise CapacityError(
+                f"{where}: one batch must need at most capacity_rows {self.spec.capacity_rows} rows, got {needed}; "
+                "cut the batch or raise the capacity"
+            )
+        return needed
+
+    @property
+    def room(self) -> int:
+        """Return the rows of room that are neither used nor reserved."""
+        return self.spec.capacity_rows - self.num_reserved
+
+    def seal(self, expected_rows: int | None = None) -> None:
+        """Declare the end: no new rows, or none beyond `expected_rows` in all; see `flight.state.ending`.
+
+        Idempotent.
+        """
+        self.end.declare(expected_rows, self.num_put)
+
+    def begin_anew(self) -> None:
+        """Forget uids and the end, once all rows are gone; row numbers go on."""
+        self._retired_uids.clear()
+        self.end = Ending(self.spec.name)
+        self._num_truncated = self.counts["put"] - self.counts["retracted"]
+
+    def add(self, uid: str, group_id: str, parts: int, version: int, pending: int) -> Row:
+        """Make a new row, unknown so far, that `pending` consumers have to finish."""
+        row = Row(self.counts["put"], uid, group_id, version, parts, pending)
+        self.counts["put"] += 1
+        self.rows[row.row_id] = row
+        self._by_uid[uid] = row
+        if self.end.num_never:
+            self.end.arrive(group_id)
+        if self.groups:
+            self.groups.join(row)
+        return row
+
+    def retire(self, row: Row, *, forget_uid: bool = False) -> None:
+        """Remove a row; its uid is remembered for a while, or forgotten so that it can come anew."""
+        del self.rows[row.row_id]
+        del self._by_uid[row.uid]
+        if not forget_uid:
+            self._retired_uids[row.uid] = row.row_id
+        if len(self._retired_uids) > RETIRED_UIDS_KEPT:
+            self._retired_uids.popitem(last=False)
+        self.buried.pop(row.row_id, None)
+        self.retired.append(row.row_id)
+        self.counts["retired"] += 1
+        if self.groups:
+            self.groups.leave(row)
