@@ -133,7 +133,8 @@ class RunConfig:
     max_staleness: int = 1
     """Policy versions a rollout may be behind when it is trained on: 0 on-policy, 1 near, more asynchronous."""
     staleness_policy: str = "pace"
-    """`pace`: wait so that no row grows too old; `drop`: count and drop what did."""
+    """`pace`: wait so that no row grows too old; `drop`: count and drop what did; `mask`: train on it without its stale
+    tokens; `reweight`: train on it, its stale tokens under a truncated importance weight."""
     progress: str = "auto"
     """`live` display, `plain` lines, or `auto`: live on a terminal."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -166,7 +167,7 @@ class RunConfig:
             if value < minimum:
                 raise ConfigError(f"{key}: must be at least {minimum}, got {value}")
         for key, word, choices in (
-            ("staleness_policy", self.staleness_policy, ("pace", "drop")),
+            ("staleness_policy", self.staleness_policy, ("pace", "drop", "mask", "reweight")),
             ("progress", self.progress, ("auto", "live", "plain")),
             ("rollout.engine", self.rollout.engine, ("torch",)),
         ):

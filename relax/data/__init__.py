@@ -1,1 +1,1 @@
-"""Data: manifest lines to records, records to prompts with encoded media. No torch and no sockets here."""
+"""Data: manifest lines to records, records to prompts with encoded media. Torch and sockets are in `dataset` alone."""

@@ -149,6 +149,8 @@ class Actor:
             routed_experts=routing_from_arrow(rows),
             rewards=rows["reward"].to_numpy().astype(np.float32),
             temperature=self._service.config.rollout.temperature,
+            stale_tokens=stale_tokens(rows),
+            stale_policy="reweight" if self._service.config.staleness_policy == "reweight" else "mask",
         )
         return batch, group_ids
 
@@ -179,3 +181,10 @@ class Actor:
         for modality, reward in mean_rewards(rows).items():
             values[f"reward/{modality}"] = reward
         return values
+
+
+def stale_tokens(rows: pa.Table) -> list[np.ndarray] | None:
+    """Return which tokens of each row the queue marked as too old; None under the policies that let none through."""
+    if "stale_tokens" not in rows.column_names:
+        return None
+    return [np.array(row, bool) for row in rows["stale_tokens"].to_pylist()]

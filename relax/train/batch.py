@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -41,6 +42,11 @@ class TrainBatch:
     """float32 [num_rows]."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts; the trainer's logits are divided by it."""
+    stale_tokens: Sequence[np.ndarray] | None = None
+    """bool [num_completion_tokens] for each row: tokens from weights older than the staleness bound allows; None: the
+    bound lets none through."""
+    stale_policy: Literal["mask", "reweight"] = "mask"
+    """What stale tokens count: nothing, or a policy gradient under a truncated importance weight."""
 
     @property
     def num_rows(self) -> int:
@@ -93,6 +99,8 @@ def check_batch(batch: TrainBatch, vocab_size: int, routing: RoutingShape | None
     for name in ("groups", "rollout_logprobs", "routed_experts", "rewards"):
         if len(getattr(batch, name)) != num_rows:
             raise TrainingError(f"batch: {name} must have {num_rows} rows, got {len(getattr(batch, name))}")
+    if batch.stale_tokens is not None and len(batch.stale_tokens) != num_rows:
+        raise TrainingError(f"batch: stale_tokens must have {num_rows} rows, got {len(batch.stale_tokens)}")
     if not num_rows:
         raise TrainingError("batch: completion_token_ids must have at least one row, got none")
     if not (np.isfinite(batch.temperature) and batch.temperature > 0):
@@ -123,6 +131,11 @@ def _check_row(batch: TrainBatch, row: int, vocab_size: int) -> None:
         place = int(np.flatnonzero(~np.isfinite(logprobs))[0])
         raise TrainingError(
             f"batch row {row}: rollout_logprobs must be finite, got {logprobs[place]} at token {place}"
+        )
+    if batch.stale_tokens is not None and len(batch.stale_tokens[row]) != len(tokens):
+        raise TrainingError(
+            f"batch row {row}: stale_tokens must be one for each of {len(tokens)} tokens, "
+            f"got {len(batch.stale_tokens[row])}"
         )
     if not np.isfinite(batch.rewards[row]):
         raise TrainingError(f"batch row {row}: reward must be finite, got {batch.rewards[row]}")

@@ -31,6 +31,9 @@ class Targets:
     advantages_R: Tensor
     rewards_R: Tensor
     temperature: float
+    stale_C: Tensor | None = None
+    """Tokens older than the staleness bound allows; None when there are none."""
+    stale_policy: str = "mask"
 
     @classmethod
     def from_batch(cls, batch: TrainBatch, algorithm: AlgorithmConfig) -> Targets:
@@ -52,6 +55,8 @@ class Targets:
             advantages_R=advantages_R,
             rewards_R=rewards_R,
             temperature=batch.temperature,
+            stale_C=_stale(batch),
+            stale_policy=batch.stale_policy,
         )
 
     def by_row(self, values_C: Tensor) -> list[np.ndarray]:
@@ -93,10 +98,13 @@ class StepTokens:
         policy = losses.BY_NAME[algorithm.policy_loss](
             logprobs_N, targets.rollout_logprobs_C[target_N], targets.advantages_C[target_N], algorithm
         )
-        loss_N = policy.loss_N - algorithm.entropy_coef * entropy_N
+        loss_N = self._policy_loss(policy.loss_N, logprobs_N, target_N, algorithm)
+        loss_N = loss_N - algorithm.entropy_coef * entropy_N
         if self.ref_logprobs_C is not None:
             penalty_N = kl.reference_penalty(logprobs_N, self.ref_logprobs_C[target_N], algorithm.kl_cap)
             loss_N = loss_N + algorithm.kl_coef * penalty_N
+        if targets.stale_C is not None and targets.stale_policy == "mask":
+            loss_N = loss_N.masked_fill(targets.stale_C[target_N], 0.0)
         loss = (loss_N * targets.weight_C[target_N]).sum()
         self.trainer_logprobs_C[target_N] = logprobs_N.detach()
         self.entropy_C[target_N] = entropy_N.detach()
@@ -104,6 +112,17 @@ class StepTokens:
         self.clipped_C[target_N] = policy.clipped_N.float()
         self.loss += float(loss.detach())
         return loss
+
+    def _policy_loss(
+        self, loss_N: Tensor, logprobs_N: Tensor, target_N: Tensor, algorithm: AlgorithmConfig
+    ) -> Tensor:
+        """Return the policy loss, that of stale tokens replaced by a truncated importance-weighted one if so asked."""
+        targets = self.targets
+        if targets.stale_C is None or targets.stale_policy != "reweight":
+            return loss_N
+        rollout_N, advantages_N = targets.rollout_logprobs_C[target_N], targets.advantages_C[target_N]
+        stale_loss_N = losses.truncated_is(logprobs_N, rollout_N, advantages_N, algorithm).loss_N
+        return torch.where(targets.stale_C[target_N], stale_loss_N, loss_N)
 
     def metrics(self) -> dict[str, float]:
         """Return means over the step's tokens and rows."""
@@ -124,6 +143,15 @@ class StepTokens:
             "reward_std": targets.rewards_R.std(unbiased=False),
             "num_completion_tokens": targets.num_tokens_R.sum(),
         }
+        if targets.stale_C is not None:
+            values["stale_token_fraction"] = targets.stale_C.float().mean()
         if self.ref_logprobs_C is not None:
             values["kl_reference_nats"] = kl.k3(trainer_C, self.ref_logprobs_C).mean()
         return {"loss": self.loss} | {name: float(value) for name, value in values.items()}
+
+
+def _stale(batch: TrainBatch) -> Tensor | None:
+    if batch.stale_tokens is None:
+        return None
+    stale_C = torch.from_numpy(np.concatenate(batch.stale_tokens).astype(bool))
+    return stale_C if bool(stale_C.any()) else None
