@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: run test quick lint format bench setup clean help
+.PHONY: run test quick soak lint format setup clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -33,6 +33,9 @@ test: lint  ## everything that has to hold
 
 quick: lint  ## the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow"
+
+soak: $(STAMP)  ## search the state machines of the queue for hundreds of thousands of steps
+	SEARCH_TIMES=30 $(BIN)/python -m pytest tests/unit/flight/state tests/unit/flight/broker/test_plans.py -k "Lives or Keeps"
 
 format: $(STAMP)  ## rewrite the code in house format
 	$(BIN)/ruff format .

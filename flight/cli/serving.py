@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flight.cli.terminal import DEFAULT_PORT, exit_codes
+from flight.cli.terminal import DEFAULT_PORT, Json, exit_codes
 from flight.files.table_config import ServerConfig, load_config
 from flight.server.idle import IDLE_S
 from flight.server.process import serve as serve_until_stopped
@@ -34,6 +35,7 @@ def serve(
     put_idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
     ] = IDLE_S,
+    as_json: Json = False,
 ) -> None:
     """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it."""
     with exit_codes():
@@ -49,6 +51,15 @@ def serve(
             capacity_bytes=capacity_bytes or found.capacity_bytes,
             spill_dir=spill_dir,
             put_idle_s=put_idle_s,
+            announce=_print_json if as_json else _print_line,
         )
         # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
         os._exit(code)
+
+
+def _print_line(uri: str) -> None:
+    print(f"listening on {uri}", flush=True)
+
+
+def _print_json(uri: str) -> None:
+    print(json.dumps({"uri": uri, "pid": os.getpid()}), flush=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,8 +47,9 @@ def serve(
     capacity_bytes: int | None = None,
     spill_dir: Path | None = None,
     put_idle_s: float = IDLE_S,
+    announce: Callable[[str], None],
 ) -> int:
-    """Serve until told to stop; returns the exit code. The first line on stdout is `listening on URI`.
+    """Serve until told to stop; returns the exit code. `announce` is called with the address once it answers.
 
     `tables` are there before the first call is. `capacity_bytes` bounds all tables together, `spill_dir` is where
     tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent.
@@ -72,7 +73,7 @@ def serve(
     uri = f"grpc://{host}:{server.port}"
     if uri_file is not None:
         _write_whole(uri_file, uri + "\n")
-    print(f"listening on {uri}", flush=True)
+    announce(uri)
     # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
     while not stop.wait(1.0):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -162,3 +163,26 @@ def test_protocol_document_runs_as_printed():
         ended = run("-c", script)
     assert ended.stderr == ""
     assert ended.stdout == "[b'questions'] 2 ['q2', 'q3']\n"
+
+
+def test_serve_tells_programs_its_address_as_json():
+    """The first line is an object with address and process; the server answers there."""
+    command = [
+        sys.executable,
+        "-m",
+        "flight",
+        "serve",
+        "--port",
+        "0",
+        "--json",
+        "--parent-pid",
+        str(os.getpid()),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        try:
+            said = json.loads(process.stdout.readline())
+            assert said["pid"] == process.pid
+            assert flight("ls", "--uri", said["uri"]).stdout == f"no tables at {said['uri']}\n"
+        finally:
+            process.terminate()
+            assert process.wait(timeout=10) == 0

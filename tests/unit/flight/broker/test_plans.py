@@ -18,6 +18,7 @@ from flight.state.plan import SplitRules
 from flight.state.plan_book import PLANS_KEPT, PlanOrder
 from tests.kit.clock import FakeClock
 from tests.kit.queues import rollouts_spec
+from tests.kit.search import num_examples
 
 NOW = Wait(deadline=0.0)
 TOKENS = ("completion_token_ids",)
@@ -408,5 +409,8 @@ class PlanLives(RuleBasedStateMachine):
 
 TestPlanLives = PlanLives.TestCase
 TestPlanLives.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=num_examples(40),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )

@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from flight.schema import Column, ConsumerSpec
 from flight.state.ledger import Ledger, TakeRequest
 from tests.kit.queues import GROUP, MAX_ATTEMPTS, graded_spec, prompts_spec, put_prompts, put_rollouts
+from tests.kit.search import num_examples
 from tests.unit.flight.state.test_ledger_life import HonestRun, TableLives
 
 MAX_AGE_S = 40.0
@@ -163,9 +164,11 @@ class TableKeeps(TableLives):
 
 
 TestTableKeeps = TableKeeps.TestCase
-# Shorter in the suite; set max_examples=5000 by hand for a long search.
 TestTableKeeps.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=num_examples(150),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flight.errors import LeaseLostError
 from flight.state.ledger import TakeRequest
 from tests.kit.queues import BATCH, GROUP, MAX_ATTEMPTS, fill_rollouts, make_ledger, put_prompts, put_rollouts
+from tests.kit.search import num_examples
 
 
 class TableLives(RuleBasedStateMachine):
@@ -267,9 +268,11 @@ class TableLives(RuleBasedStateMachine):
 
 
 TestTableLives = TableLives.TestCase
-# Shorter in the suite; set max_examples=5000 by hand for a long search.
 TestTableLives.settings = settings(
-    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=num_examples(60),
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
