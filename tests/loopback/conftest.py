@@ -1,4 +1,4 @@
-"""A small data set, a tiny untrained model, and one finished run that several tests look at."""
+"""A queue server for each module; a small data set, a tiny untrained model and one finished run for all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,27 @@ from pathlib import Path
 
 import pytest
 
+from flight.client import QueueClient
 from tests.kit.job import Job, shared_memory, start_job, toy_words
+from tests.kit.server import queue_server
 
 CORPUS = ("What colour is the shape?", "Which pitch do you hear?", "Which direction does the square move?")
+
+
+@pytest.fixture(scope="module")
+def uri() -> Iterator[str]:
+    """The address of a queue server that the tests of a module share; a module may have one of its own kind."""
+    with queue_server() as (address, _):
+        yield address
+
+
+@pytest.fixture
+def client(uri: str) -> Iterator[QueueClient]:
+    """A client of that server, without tables."""
+    with QueueClient(uri, identity="test", deadline_s=20.0) as connected:
+        for name in connected.list_tables():
+            connected.drop_table(name)
+        yield connected
 
 
 @pytest.fixture(scope="session")

@@ -33,15 +33,6 @@ def uri(tmp_path_factory):
     assert list(spill.iterdir()) == []
 
 
-@pytest.fixture
-def client(uri):
-    """A client of a server without tables."""
-    with QueueClient(uri, identity="test", deadline_s=10.0) as connected:
-        for name in connected.list_tables():
-            connected.drop_table(name)
-        yield connected
-
-
 def rows_spec(name: str = "rows", **changes) -> TableSpec:
     """Return a table of strings with one fifo consumer."""
     column = Column(name="x", type=pa.string(), meaning="a text")

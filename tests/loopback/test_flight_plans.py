@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.flight as paflight
 import pytest
 
-from flight.client import QueueClient
 from flight.errors import InvalidRequestError, LeaseLostError
 from flight.schema import ConsumerSpec, MixSpec
 from tests.kit.queues import graded_spec, prompts_spec, rollouts_spec
-from tests.kit.server import REPOSITORY, queue_server
+from tests.kit.server import REPOSITORY
 
 NUM_RANKS, NUM_STEPS, BATCH = 3, 4, 8
 
@@ -45,22 +44,6 @@ with QueueClient(uri, identity=f"rank-{rank}", deadline_s=30.0) as client:
         if uids:
             client.ack("rollouts", "actor", lease_id=plan.plan_id, uids=uids, step=step)
 """
-
-
-@pytest.fixture(scope="module")
-def uri():
-    """The address of a server that the tests of this module share."""
-    with queue_server() as (address, _):
-        yield address
-
-
-@pytest.fixture
-def client(uri):
-    """A client of a server without tables."""
-    with QueueClient(uri, identity="test", deadline_s=20.0) as connected:
-        for name in connected.list_tables():
-            connected.drop_table(name)
-        yield connected
 
 
 def rollouts(num_groups: int, *, first: int = 0, rewards: tuple[float, ...] = (0.0, 1.0)) -> pa.Table:

@@ -26,22 +26,6 @@ from tests.kit.queues import rollouts_spec
 from tests.kit.server import REPOSITORY, queue_server
 
 
-@pytest.fixture(scope="module")
-def uri():
-    """The address of a server that the tests of this module share."""
-    with queue_server() as (address, _):
-        yield address
-
-
-@pytest.fixture
-def client(uri):
-    """A client of a server without tables."""
-    with QueueClient(uri, identity="test", deadline_s=10.0) as connected:
-        for name in connected.list_tables():
-            connected.drop_table(name)
-        yield connected
-
-
 def rows_spec(name: str = "rows", **changes) -> TableSpec:
     """Return a table of numbers, with pictures, and one fifo consumer."""
     columns = (
