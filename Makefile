@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: run test quick soak lint format setup clean help
+.PHONY: run test quick soak lint format bench setup clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -36,6 +36,9 @@ quick: lint  ## the tests that take seconds
 
 soak: $(STAMP)  ## search the state machines of the queue for hundreds of thousands of steps
 	SEARCH_TIMES=30 $(BIN)/python -m pytest tests/unit/flight/state tests/unit/flight/broker/test_plans.py -k "Lives or Keeps"
+
+bench: $(STAMP)  ## the bus against its peers; rewrites the figures in BENCHMARKS.md
+	$(BIN)/python tools/bench_bus.py --cache .bench-venv --chart docs/bench_bus.svg --write BENCHMARKS.md $(ARGS)
 
 format: $(STAMP)  ## rewrite the code in house format
 	$(BIN)/ruff format .
