@@ -29,6 +29,13 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     identity: str = ""
 
 
+class SharedRef(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The wish for an answer in shared memory: the caller's `connection`, and a new number for what it will hold."""
+
+    connection: str
+    grant: int
+
+
 class TakeTicket(Request, tag="take", tag_field="verb"):
     """DoGet: lease rows."""
 
@@ -40,6 +47,7 @@ class TakeTicket(Request, tag="take", tag_field="verb"):
     policy_version: int | None = None
     lease_s: float = 60.0
     deadline_s: float = 30.0
+    shared: SharedRef | None = None
 
 
 class RowRange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -62,6 +70,7 @@ class ReadTicket(Request, tag="read", tag_field="verb"):
     state: Literal["dead"] | None = None
     """"dead" for dead letters only; then `consumer` may say whose."""
     consumer: str | None = None
+    shared: SharedRef | None = None
 
 
 class FetchTicket(Request, tag="fetch", tag_field="verb"):
@@ -72,6 +81,7 @@ class FetchTicket(Request, tag="fetch", tag_field="verb"):
     rank: int
     columns: list[str] | None = None
     micro_batch: int | None = None
+    shared: SharedRef | None = None
 
 
 class SqlTicket(Request, tag="sql", tag_field="verb"):
@@ -104,6 +114,27 @@ class PutAck(msgspec.Struct, kw_only=True):
     num_rows: int
     num_duplicates: int
     row_ids: list[int]
+
+
+class PutShared(Request):
+    """Put the batches that lie in slots of shared memory, in order; answered by one `PutAck` a slot."""
+
+    table: str
+    connection: str
+    slots: list[int]
+    writer: str = ""
+    deadline_s: float = 30.0
+
+
+class SharedMemoryOffer(msgspec.Struct, kw_only=True):
+    """Where clients of the same boot of the same host may connect, and what the arena holds now."""
+
+    boot_id: str
+    socket_path: str
+    arena_bytes: int
+    used_bytes: int = 0
+    num_slots: int = 0
+    num_clients: int = 0
 
 
 class CreateTable(Request):
@@ -238,6 +269,8 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
     "drop_table": (TableRequest, "remove a table and its rows"),
     "describe": (TableRequest, "return a table's specification"),
     "list_tables": (Request, "return the names of the tables"),
+    "shared_memory": (Request, "say where clients of this host find shared memory, or null"),
+    "put_shared": (PutShared, "put batches that lie in shared memory"),
     "stats": (StatsRequest, "return statistics of one table or all"),
     "ack": (Ack, "finish rows for a consumer"),
     "plan": (PlanRequest, "plan the training batch of a step, or return its plan"),

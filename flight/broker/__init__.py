@@ -32,8 +32,12 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
 
     # ---- putting ----------------------------------------------------------------------------------------------
 
-    def put(self, name: str, batch: pa.RecordBatch, writer: str, wait: Wait) -> PutOutcome:
+    def put(
+        self, name: str, batch: pa.RecordBatch, writer: str, wait: Wait, *, is_retained: bool = False
+    ) -> PutOutcome:
         """Add the rows of one batch, all or none; waits for room.
+
+        The values are copied, unless they lie where they can stay (`is_retained`).
 
         Raises:
             SchemaMismatchError: the batch does not fit the table.
@@ -43,7 +47,7 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
         """
         spec = self.describe(name)
         checked = check_batch(spec, batch, check_schema(spec, batch.schema, writer))
-        parts = {part: retain(data) for part, data in checked.split(spec).items()}
+        parts = {part: data if is_retained else retain(data) for part, data in checked.split(spec).items()}
         labels = {
             column: checked.data.column(column).to_pylist()
             for column in spec.label_columns()

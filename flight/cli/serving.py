@@ -13,6 +13,7 @@ from flight.cli.terminal import DEFAULT_PORT, Json, exit_codes
 from flight.files.table_config import ServerConfig, load_config
 from flight.server.idle import IDLE_S
 from flight.server.process import serve as serve_until_stopped
+from flight.shared.host import DEFAULT_ARENA_BYTES
 
 
 def serve(
@@ -36,6 +37,12 @@ def serve(
         float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
     ] = IDLE_S,
     as_json: Json = False,
+    shared_memory: Annotated[
+        bool, typer.Option(help="Let clients of this host and user share memory instead of using the socket.")
+    ] = True,
+    shared_memory_bytes: Annotated[
+        int, typer.Option(min=1 << 20, help="Size of the memory that is shared; made as it is used.")
+    ] = DEFAULT_ARENA_BYTES,
 ) -> None:
     """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it."""
     with exit_codes():
@@ -52,6 +59,7 @@ def serve(
             spill_dir=spill_dir,
             put_idle_s=put_idle_s,
             announce=_print_json if as_json else _print_line,
+            shared_memory_bytes=shared_memory_bytes if shared_memory else 0,
         )
         # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
         os._exit(code)

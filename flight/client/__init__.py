@@ -104,9 +104,8 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
         deadline_s = self.deadline_s if deadline_s is None else deadline_s
         command = m.PutCommand(table=table, writer=writer, deadline_s=deadline_s, identity=self.identity)
         rows = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
-        batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
         acks = self._connection.repeat(
-            f"put into {table}", lambda client: self._put_once(client, command, batches)
+            f"put into {table}", lambda client: self._put_once(client, command, rows)
         )
         return PutResult(
             num_rows=sum(ack.num_rows for ack in acks),
@@ -115,8 +114,12 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
         )
 
     def _put_once(
-        self, client: paflight.FlightClient, command: m.PutCommand, batches: Sequence[pa.RecordBatch]
+        self, client: paflight.FlightClient, command: m.PutCommand, rows: pa.Table
     ) -> list[m.PutAck]:
+        shared = self._shared.put(client, command, rows, within(command.deadline_s))
+        if shared is not None:
+            return shared
+        batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
         descriptor = paflight.FlightDescriptor.for_command(m.encode(command))
         acks: list[m.PutAck] = []
         writer, reader = client.do_put(descriptor, batches[0].schema, within(command.deadline_s))

@@ -10,16 +10,24 @@ import pyarrow.flight as paflight
 
 from flight import messages as m
 from flight.client.connection import Connection, within
+from flight.client.sharing import SharedMemory
 
 
 class ClientCalls:
-    """Connects on first use. `identity` names this process in the server's statistics and errors."""
+    """Connects on first use. `identity` names this process in the server's statistics and errors.
 
-    def __init__(self, uri: str, *, identity: str, deadline_s: float = 30.0) -> None:
+    With `shared_memory`, tables that lie in the memory of a server on this host are mapped, not copied: they are
+    read-only, and valid as long as any view of them is alive.
+    """
+
+    def __init__(
+        self, uri: str, *, identity: str, deadline_s: float = 30.0, shared_memory: bool = True
+    ) -> None:
         self.uri = uri
         self.identity = identity
         self.deadline_s = deadline_s
         self._connection = Connection(uri)
+        self._shared = SharedMemory(identity, is_on=shared_memory)
 
     def __enter__(self) -> Self:
         return self
@@ -29,6 +37,7 @@ class ClientCalls:
 
     def close(self) -> None:
         """Close the connection; a later call opens a new one. Idempotent."""
+        self._shared.close()
         self._connection.close()
 
     def _act(
@@ -45,8 +54,6 @@ class ClientCalls:
 
     def _get(self, where: str, ticket: m.GetTicket, deadline_s: float, *, retry: bool) -> pa.Table:
         def once(client: paflight.FlightClient) -> pa.Table:
-            reader = client.do_get(paflight.Ticket(m.encode(ticket)), within(deadline_s))
-            # Not read_all(): it turns a cancelled stream into a KeyboardInterrupt of the main thread (pyarrow 26).
-            return pa.Table.from_batches([chunk.data for chunk in reader], reader.schema)
+            return self._shared.get(client, ticket, within(deadline_s))
 
         return self._connection.repeat(where, once, retry=retry)

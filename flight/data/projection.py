@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from flight.data.store import Place, cut, gather
+from flight.data.store import Place, gather, joined
 from flight.schema import TableSpec
 from flight.state.cursor import Row
 from flight.state.marks import Computed
@@ -50,4 +50,4 @@ def project(
     for name, where in places.items():
         arrays.append(gather(where, name, schema.field(name).type))
         fields.append(schema.field(name))
-    return cut(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+    return joined(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))

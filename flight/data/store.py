@@ -177,13 +177,18 @@ def _pick(batch: pa.RecordBatch, column: str, indices: list[int], arrow_type: pa
     return values.take(pa.array(indices, pa.int64()))
 
 
-def cut(table: pa.Table) -> pa.Table:
+def cut(table: pa.Table, target_bytes: int = TARGET_BATCH_BYTES) -> pa.Table:
     """Return the same rows in batches of about 2 MB; many small pieces are joined, few large ones are not copied."""
     if not table.num_rows:
         return table
-    nbytes = table.nbytes
-    num_pieces = max(column.num_chunks for column in table.columns)
-    if num_pieces > 1 and nbytes < min(num_pieces * COMBINE_BELOW_BYTES, MAX_COMBINE_BYTES):
-        table = table.combine_chunks()
-    rows = max(1, table.num_rows * TARGET_BATCH_BYTES // max(nbytes, 1))
+    table = joined(table)
+    rows = max(1, table.num_rows * target_bytes // max(table.nbytes, 1))
     return pa.Table.from_batches(table.to_batches(max_chunksize=rows), table.schema)
+
+
+def joined(table: pa.Table) -> pa.Table:
+    """Return the same rows in fewer pieces if these are small and many; large ones are not copied."""
+    num_pieces = max((column.num_chunks for column in table.columns), default=0)
+    if num_pieces > 1 and table.nbytes < min(num_pieces * COMBINE_BELOW_BYTES, MAX_COMBINE_BYTES):
+        return table.combine_chunks()
+    return table

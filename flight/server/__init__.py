@@ -26,23 +26,22 @@ import structlog
 from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, ReadRequest, TakeAnswer, Wait
-from flight.data.batches import check_buffers
+from flight.data.store import cut
 from flight.errors import FlightQueueError, InvalidRequestError, OverloadedError, UnavailableError
 from flight.schema import TableSpec
 from flight.server import watching
 from flight.server.description import described_schema
 from flight.server.idle import OpenPut, PutWatch
 from flight.server.plans import to_fetch, to_message, to_order
+from flight.server.putting import add_batch, put_shared
 from flight.server.sql import SqlEngine
 from flight.server.subscription import serve_subscription
 from flight.server.tables import read_dead, table_actions
+from flight.shared.host import SharedMemoryHost
 from flight.state.ledger import TakeRequest
 
 MAX_DEADLINE_S = 3600.0
 """No call waits longer than this, whatever it asks for."""
-
-MAX_BATCH_BYTES = 512 << 20
-"""Largest batch that one message of a DoPut may hold."""
 
 MAX_STREAMS = 512
 """Subscriptions and streams of statistics that may be open; each holds one or two threads."""
@@ -63,7 +62,9 @@ class QueueServer(paflight.FlightServerBase):
         *,
         tables: Sequence[TableSpec] = (),
         puts: PutWatch | None = None,
+        shared: SharedMemoryHost | None = None,
     ) -> None:
+        self._shared = shared
         self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         for spec in tables:
             self._broker.create_table(spec, exist_ok=False)
@@ -77,6 +78,7 @@ class QueueServer(paflight.FlightServerBase):
             "create_table": lambda r: self._broker.create_table(m.to_spec(r), exist_ok=r.exist_ok),
             "drop_table": lambda r: self._broker.drop_table(r.table),
             "describe": lambda r: m.from_spec(self._broker.describe(r.table)),
+            "shared_memory": lambda _: self._shared.offer() if self._shared is not None else None,
             "list_tables": lambda _: self._broker.list_tables(),
             "stats": lambda r: self._broker.stats(r.table),
             "ack": lambda r: self._broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
@@ -102,6 +104,8 @@ class QueueServer(paflight.FlightServerBase):
         """
         self._stopping.set()
         self._broker.close()
+        if self._shared is not None:
+            self._shared.close()
         with self._idle:
             return self._idle.wait_for(lambda: self._num_calls == 0, grace_s)
 
@@ -123,19 +127,7 @@ class QueueServer(paflight.FlightServerBase):
                     raise InvalidRequestError(
                         f"put into {command.table}: message must hold a batch, got metadata only"
                     )
-                check_buffers(command.table, chunk.data, full=False)
-                if chunk.data.nbytes > MAX_BATCH_BYTES:
-                    raise InvalidRequestError(
-                        f"put into {command.table}: batch must be at most {MAX_BATCH_BYTES} bytes, "
-                        f"got {chunk.data.nbytes}; cut it to 1 to 4 MB"
-                    )
-                outcome = self._broker.put(command.table, chunk.data, command.writer, wait)
-                ack = m.PutAck(
-                    num_rows=chunk.data.num_rows,
-                    num_duplicates=outcome.num_duplicates,
-                    row_ids=outcome.row_ids,
-                )
-                writer.write(m.encode(ack))
+                writer.write(m.encode(add_batch(self._broker, command, chunk.data, wait)))
 
     def do_get(
         self, context: paflight.ServerCallContext, ticket: paflight.Ticket
@@ -144,9 +136,10 @@ class QueueServer(paflight.FlightServerBase):
         with self._call("get"):
             request: m.GetTicket = m.decode(ticket.ticket, m.GetTicket, what="ticket")
             if isinstance(request, m.ReadTicket):
-                if request.state == "dead":
-                    return paflight.RecordBatchStream(read_dead(self._broker, request))
-                return paflight.RecordBatchStream(self._read(request))
+                is_dead = request.state == "dead"
+                return self._rows(
+                    read_dead(self._broker, request) if is_dead else self._read(request), request
+                )
             if isinstance(request, m.WatchTicket):
                 return paflight.GeneratorStream(watching.SCHEMA, self._watch(context, request))
             if isinstance(request, m.SqlTicket):
@@ -156,7 +149,7 @@ class QueueServer(paflight.FlightServerBase):
                 )
                 return paflight.RecordBatchStream(rows)
             if isinstance(request, m.FetchTicket):
-                return paflight.RecordBatchStream(self._broker.fetch(request.table, to_fetch(request)))
+                return self._rows(self._broker.fetch(request.table, to_fetch(request)), request)
             answer = self._take(request, self._wait(context, request.deadline_s))
             notes = {
                 "status": answer.status,
@@ -166,7 +159,7 @@ class QueueServer(paflight.FlightServerBase):
             }
             if answer.max_staleness is not None:
                 notes |= {"max_staleness": str(answer.max_staleness), "staleness_policy": str(answer.policy)}
-            return paflight.RecordBatchStream(answer.table.replace_schema_metadata(notes))
+            return self._rows(answer.table.replace_schema_metadata(notes), request)
 
     def do_exchange(
         self,
@@ -191,6 +184,9 @@ class QueueServer(paflight.FlightServerBase):
             request = m.decode(body, m.ACTIONS[action.type][0], what=f"action {action.type}")
             if isinstance(request, m.PlanRequest):
                 answer = m.encode(self._plan(request, self._wait(context, request.deadline_s)))
+            elif isinstance(request, m.PutShared):
+                wait = self._wait(context, request.deadline_s)
+                answer = m.encode(put_shared(self._broker, self._shared, request, wait))
             else:
                 answer = m.encode(self._actions[action.type](request))
         return iter([answer])
@@ -222,6 +218,14 @@ class QueueServer(paflight.FlightServerBase):
             return paflight.SchemaResult(described_schema(self._broker.describe(_path(descriptor))))
 
     # ---- parts ------------------------------------------------------------------------------------------------
+
+    def _rows(
+        self, table: pa.Table, request: m.TakeTicket | m.ReadTicket | m.FetchTicket
+    ) -> paflight.RecordBatchStream:
+        shared = None
+        if self._shared is not None and request.shared is not None:
+            shared = self._shared.share(table, request.shared)
+        return paflight.RecordBatchStream(cut(table) if shared is None else shared)
 
     def _take(self, request: m.TakeTicket, wait: Wait) -> TakeAnswer:
         take = TakeRequest(

@@ -24,6 +24,7 @@ from flight.errors import InvalidRequestError, UnavailableError
 from flight.schema import TableSpec
 from flight.server import QueueServer
 from flight.server.idle import IDLE_S, PutWatch
+from flight.shared.host import SharedMemoryHost
 
 GRACE_S = 3.0
 
@@ -48,11 +49,13 @@ def serve(
     spill_dir: Path | None = None,
     put_idle_s: float = IDLE_S,
     announce: Callable[[str], None],
+    shared_memory_bytes: int = 0,
 ) -> int:
     """Serve until told to stop; returns the exit code. `announce` is called with the address once it answers.
 
     `tables` are there before the first call is. `capacity_bytes` bounds all tables together, `spill_dir` is where
-    tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent.
+    tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent,
+    `shared_memory_bytes` how much memory clients of this host and user may share (0: none).
 
     Raises:
         InvalidRequestError: there is no process `parent_pid`.
@@ -67,7 +70,13 @@ def serve(
     spill = SpillDirectory(spill_dir) if spill_dir is not None else None
     broker = Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-", capacity_bytes=capacity_bytes, spill=spill)
     try:
-        server = QueueServer(f"grpc://{host}:{port}", broker, tables=tables, puts=PutWatch(idle_s=put_idle_s))
+        server = QueueServer(
+            f"grpc://{host}:{port}",
+            broker,
+            tables=tables,
+            puts=PutWatch(idle_s=put_idle_s),
+            shared=_shared_memory(shared_memory_bytes),
+        )
     except (pa.ArrowException, OSError) as error:
         raise UnavailableError(f"serve: {host}:{port} must be free to listen on, got: {error}") from error
     uri = f"grpc://{host}:{server.port}"
@@ -85,6 +94,16 @@ def serve(
         spill.close()
     sys.stdout.flush()
     return 0
+
+
+def _shared_memory(arena_bytes: int) -> SharedMemoryHost | None:
+    if not arena_bytes:
+        return None
+    try:
+        return SharedMemoryHost(arena_bytes)
+    except OSError as error:
+        LOG.warning("there is no shared memory, rows go over the socket", error=str(error))
+        return None
 
 
 def _stop_with(pid: int, stop: threading.Event) -> None:

@@ -23,6 +23,7 @@ from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, TakeAnswer, Wait
 from flight.broker.pushing import Delivery
+from flight.data.store import cut
 from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, LeaseLostError
 from flight.server.idle import cut_connection
 from flight.state.credit import Credit
@@ -297,7 +298,7 @@ class Session:
             with self._changed:
                 self._open[answer.lease_id] = None
                 self._credit.spend(answer.table.num_rows, answer.table.nbytes)
-            batches = answer.table.replace_schema_metadata(None).to_batches()
+            batches = cut(answer.table.replace_schema_metadata(None)).to_batches()
             note = sm.Rows(
                 lease_id=answer.lease_id,
                 num_rows=answer.table.num_rows,

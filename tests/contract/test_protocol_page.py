@@ -15,6 +15,7 @@ from flight.data.filters import OPS
 from flight.errors import BY_CODE
 from flight.schema import KEY_COLUMNS, MARK_COLUMNS, ConsumerSpec, MixSpec, StalenessSpec, TicketSpec
 from flight.server import watching
+from flight.shared import layout, wire
 from tests.kit.queues import rollouts_spec
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
@@ -24,7 +25,7 @@ WORDS = set(re.findall(r"\w+", CODE))
 
 MESSAGES = {
     f"{module.__name__}.{name}": message
-    for module in (messages, stream_messages)
+    for module in (messages, stream_messages, layout, wire)
     for name, message in inspect.getmembers(module, inspect.isclass)
     if issubclass(message, msgspec.Struct) and not name.startswith("_")
 }

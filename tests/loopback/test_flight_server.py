@@ -124,7 +124,7 @@ def test_every_error_comes_back_typed(client):
         client.take("rows", "c", max_rows=1, deadline_s=-1)
 
 
-def test_large_rows_travel_in_cut_batches(client):
+def test_large_rows_travel_in_cut_batches(client, uri):
     """16 MB in one call: several batches on the wire, one result, the same values."""
     column = Column(name="pixels", type=pa.list_(pa.uint8()), meaning="pixels", shape="[num_bytes]")
     client.create_table(
@@ -138,9 +138,10 @@ def test_large_rows_travel_in_cut_batches(client):
             "pixels": pa.ListArray.from_arrays(offsets, pa.array(values)),
         }
     )
-    result = client.put("media", table)
-    assert result.row_ids == tuple(range(64))
-    lease = client.take("media", "c", max_rows=64)
+    with QueueClient(uri, identity="test", deadline_s=10.0, shared_memory=False) as wire:
+        result = wire.put("media", table)
+        assert result.row_ids == tuple(range(64))
+        lease = wire.take("media", "c", max_rows=64)
     assert lease.table.column("pixels").num_chunks > 4
     assert lease.table.column("pixels").combine_chunks().equals(table.column("pixels").combine_chunks())
     assert client.read("media", uids=["m63"]).column("pixels").to_pylist() == [table["pixels"][63].as_py()]

@@ -1,0 +1,122 @@
+"""Shared memory of a client: asks the server for it once, and uses it for what is large enough. It decides no row."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as paflight
+
+from flight import messages as m
+from flight.data.store import cut
+from flight.errors import InvalidRequestError
+from flight.shared import wire
+from flight.shared.guest import Guest
+
+SLOT_BYTES = 16 << 20
+"""Rows that are put together are cut into slots of about this size, a row at least."""
+
+NEGOTIATION = paflight.FlightCallOptions(timeout=10.0)
+
+
+class SharedMemory:
+    """A seat at the server's arena if there is one on this host; without one, everything goes over the stream."""
+
+    def __init__(self, identity: str, *, is_on: bool) -> None:
+        self._identity = identity
+        self._is_on = is_on
+        self._is_offered = True
+        self._guest: Guest | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Leave; views of what was taken stay valid. A later call asks again. Idempotent."""
+        with self._lock:
+            self._guest = None
+            self._is_offered = True
+
+    def get(
+        self, client: paflight.FlightClient, ticket: m.GetTicket, options: paflight.FlightCallOptions
+    ) -> pa.Table:
+        """Do a DoGet and return its rows."""
+        guest = None
+        if isinstance(ticket, m.TakeTicket | m.ReadTicket | m.FetchTicket):
+            guest = self._seat(client)
+        if guest is None:
+            return _read(client.do_get(paflight.Ticket(m.encode(ticket)), options))
+        grant = guest.new_grant()
+        shared = m.SharedRef(connection=guest.connection, grant=grant)
+        asked = m.encode(msgspec.structs.replace(ticket, shared=shared))
+        try:
+            return guest.open(_read(client.do_get(paflight.Ticket(asked), options)), grant)
+        except BaseException:
+            # The server may have granted what has not arrived here, or may do so yet.
+            guest.free(grant)
+            raise
+
+    def put(
+        self,
+        client: paflight.FlightClient,
+        command: m.PutCommand,
+        rows: pa.Table,
+        options: paflight.FlightCallOptions,
+    ) -> list[m.PutAck] | None:
+        """Put rows through shared memory; None if they must go over the stream."""
+        if not rows.num_rows or rows.nbytes < wire.SMALL_BYTES or (guest := self._seat(client)) is None:
+            return None
+        grant = guest.new_grant()
+        try:
+            pieces = _pieces(rows)
+            if len(pieces) > wire.MAX_SLOTS or (slots := guest.write(pieces, grant)) is None:
+                return None
+            request = m.PutShared(
+                table=command.table,
+                writer=command.writer,
+                deadline_s=command.deadline_s,
+                identity=command.identity,
+                connection=guest.connection,
+                slots=slots,
+            )
+            [answer] = client.do_action(paflight.Action("put_shared", m.encode(request)), options)
+            return m.decode(memoryview(answer.body), list[m.PutAck], what="put acknowledgement")
+        finally:
+            guest.free(grant)
+
+    def _seat(self, client: paflight.FlightClient) -> Guest | None:
+        if not self._is_on:
+            return None
+        with self._lock:
+            if self._guest is not None and not self._guest.is_connected:
+                self._guest = None
+            if self._guest is None and self._is_offered:
+                self._guest = self._join(client)
+                self._is_offered = self._guest is not None
+            return self._guest
+
+    def _join(self, client: paflight.FlightClient) -> Guest | None:
+        action = paflight.Action("shared_memory", m.encode(m.Request(identity=self._identity)))
+        try:
+            [answer] = client.do_action(action, NEGOTIATION)
+        except paflight.FlightServerError as error:
+            # A server that does not know the word has none; whatever else is wrong is the caller's to hear.
+            if isinstance(m.to_error(error.extra_info), InvalidRequestError):
+                return None
+            raise
+        offer = m.decode(memoryview(answer.body), m.SharedMemoryOffer | None, what="shared memory")
+        if offer is None or not offer.boot_id or offer.boot_id != wire.boot_id():
+            return None
+        try:
+            return Guest(offer)
+        except OSError:
+            return None  # Another container of this host, or another user's server: no common memory.
+
+
+def _read(reader: paflight.FlightStreamReader) -> pa.Table:
+    # Not read_all(): it turns a cancelled stream into a KeyboardInterrupt of the main thread (pyarrow 26).
+    return pa.Table.from_batches([chunk.data for chunk in reader], reader.schema)
+
+
+def _pieces(rows: pa.Table) -> list[pa.RecordBatch]:
+    """Cut rows into slots: few, as each costs the server a fixed time; small ones free their memory sooner."""
+    return cut(rows, max(SLOT_BYTES, 2 * rows.nbytes // wire.MAX_SLOTS)).to_batches()
