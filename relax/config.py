@@ -1,5 +1,9 @@
 """The configuration of a run: structured defaults, then YAML files, then `key=value` words. The home of omegaconf.
 
+`algorithm=NAME`, on the command line or in a file, stands for the file `conf/algorithm/NAME.yaml`. It comes just before
+the other words, or the other keys of its file, so that these have the last word. A preset sets back every choice of an
+algorithm that an earlier file made, but keeps the coefficients, which belong to the problem (`KEPT_BY_PRESETS`).
+
 It checks types, names and numbers; it does not open files and starts nothing (that is `relax.run.wiring`).
 """
 
@@ -16,9 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modalities.base import MediaLimits
-from relax.algorithms.config import AlgorithmConfig
+from relax.algorithms.combinations import check_staleness
+from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
 from relax.errors import ConfigError
 from relax.train.config import TrainerConfig
+
+PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
+"""Where the files are that `algorithm=NAME` stands for."""
+PRESET_WORDS = ("algorithm=", "algorithm.preset=")
 
 
 @dataclass(kw_only=True)
@@ -175,6 +184,7 @@ class RunConfig:
                 raise ConfigError(
                     f"{key}: must be one of {', '.join(choices)}, got {word!r}{_nearest(word, choices)}"
                 )
+        check_staleness(self.algorithm, self.max_staleness)
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -188,11 +198,11 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
         ConfigError: a file is missing or not YAML, a key is unknown, a value has the wrong type or is impossible.
     """
     merged = OmegaConf.structured(RunConfig)
-    layers = [(str(path), _read_yaml(path)) for path in files]
-    for word in overrides:
+    layers = [layer for path in files for layer in _with_preset(str(path), _read_yaml(path))]
+    for word in sorted(overrides, key=lambda word: not word.startswith(PRESET_WORDS)):
         if "=" not in word:
             raise ConfigError(f"command line: an override must be key=value, got {word!r}")
-        layers.append((f"command line {word!r}", _parse_word(word)))
+        layers += _with_preset(f"command line {word!r}", _parse_word(word))
     known = sorted(_known_keys(RunConfig))
     for origin, layer in layers:
         for key in _keys(layer):
@@ -232,6 +242,31 @@ def _read_yaml(path: Path) -> DictConfig:
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: must be a mapping of keys, got {type(loaded).__name__}")
     return loaded
+
+
+def _with_preset(origin: str, layer: DictConfig) -> list[tuple[str, DictConfig]]:
+    """Return the layer after the preset that it names (`algorithm: NAME`, `algorithm: {preset: NAME}`), if any."""
+    if "algorithm" not in layer:
+        return [(origin, layer)]
+    if isinstance(layer["algorithm"], DictConfig):
+        if "preset" not in layer["algorithm"]:
+            return [(origin, layer)]
+        name = layer["algorithm"].pop("preset")
+    else:
+        name = layer.pop("algorithm")
+    choices = sorted(each.stem for each in PRESETS.glob("*.yaml"))
+    if name not in choices:
+        near = difflib.get_close_matches(str(name), choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; to change one value say algorithm.KEY=VALUE"
+        raise ConfigError(f"{origin}: algorithm must be one of {', '.join(choices)}, got {name!r}{hint}")
+    path = PRESETS / f"{name}.yaml"
+    return [(str(path), _preset_defaults()), (str(path), _read_yaml(path)), (origin, layer)]
+
+
+def _preset_defaults() -> DictConfig:
+    """Return what a preset sets back: every choice that it does not make, but not what belongs to the problem."""
+    defaults = OmegaConf.structured(AlgorithmConfig)
+    return OmegaConf.create({"algorithm": {k: v for k, v in defaults.items() if k not in KEPT_BY_PRESETS}})
 
 
 def _parse_word(word: str) -> DictConfig:

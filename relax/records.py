@@ -109,7 +109,11 @@ TRAINED_COLUMNS = _columns(
         "weights before the optimizer step that used the row",
         "policy versions",
     ),
-    ("optimizer_step", pa.int64(), "number of that optimizer step, from 1"),
+    (
+        "optimizer_step",
+        pa.int64(),
+        "number of that optimizer step, from 1; 0: left out, as all rewards of its group were equal",
+    ),
     ("staleness", pa.int32(), "trained_policy_version - policy_version_start", "policy versions"),
 )
 

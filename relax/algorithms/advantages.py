@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a group's rows. No value model, no tokens.
+"""Advantages from the rewards of a group's rows: GRPO, Dr. GRPO, RLOO. No value model, no tokens.
 
 Shapes: N rows, G groups.
 """

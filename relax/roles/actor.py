@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flight.client import Lease
 from modalities.base import EncodingProfile
 from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
@@ -23,6 +22,7 @@ from relax.data.prompts import media_from_arrow
 from relax.errors import ServiceError
 from relax.models.inputs import PromptInputs
 from relax.records import ACTOR_READS, mean_rewards
+from relax.roles.groups import GroupCollector, Harvest
 from relax.roles.service import Service
 from relax.train.batch import TrainBatch
 from relax.train.trainer import StepResult, Trainer
@@ -37,10 +37,10 @@ def run(service: Service) -> None:
     service.report(state="ready", step=0)
     for step in range(1, config.num_steps + 1):
         service.wait_while_paused()
-        lease = actor.next_batch(policy_version=step - 1)
-        if lease is None:
+        harvest = actor.next_batch(policy_version=step - 1)
+        if harvest is None:
             break
-        actor.train(step, lease)
+        actor.train(step, harvest)
         interval = config.checkpoint.interval_steps
         if interval and step % interval == 0 and step < config.num_steps:
             actor.save(step)
@@ -59,34 +59,17 @@ class Actor:
         profile = EncodingProfile.from_pretrained(service.model_dir)
         self._modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
         self._media_columns = [column.name for each in self._modalities.values() for column in each.columns()]
-        self._columns = [*ACTOR_READS, *(column.name for column in ROUTING_COLUMNS)]
+        columns = [*ACTOR_READS, *(column.name for column in ROUTING_COLUMNS)]
+        self._groups = GroupCollector(service, columns)
         self._snapshots: list[Path] = []
 
-    def next_batch(self, policy_version: int) -> Lease | None:
-        """Wait for a whole training batch; None when the role has to leave or nothing more will come."""
-        config = self._service.config
-        num_rows = config.prompts_per_step * config.group_size
-        while not self._service.leaving:
-            with self._service.clock.part("wait"):
-                lease = self._service.queue.take(
-                    "rollouts",
-                    "actor",
-                    max_rows=num_rows,
-                    min_rows=num_rows,
-                    columns=self._columns,
-                    policy_version=policy_version,
-                    lease_s=config.queue.lease_s,
-                    deadline_s=0.5,
-                )
-            if lease.status == "rows":
-                return lease
-            if lease.status == "sealed":
-                return None
-        return None
+    def next_batch(self, policy_version: int) -> Harvest | None:
+        """Wait for a training batch of whole groups; None when the role has to leave or nothing more will come."""
+        return self._groups.collect(policy_version)
 
-    def train(self, step: int, lease: Lease) -> None:
-        """Train on one lease, write the actor's columns, ack, and publish the next policy version."""
-        service, rows = self._service, lease.table
+    def train(self, step: int, harvest: Harvest) -> None:
+        """Train on one batch, write the actor's columns, ack, and publish the next policy version."""
+        service, rows = self._service, harvest.table
         with service.clock.part("fetch"):
             batch, group_ids = self._batch(rows)
         with service.clock.part("train"):
@@ -96,12 +79,14 @@ class Actor:
             service.queue.put(
                 "rollouts", self._trained_columns(step, rows, result, staleness), writer="actor"
             )
-            service.queue.ack("rollouts", "actor", lease_id=lease.lease_id, step=step)
+            for lease_id in harvest.lease_ids:
+                service.queue.ack("rollouts", "actor", lease_id=lease_id, step=step)
             service.queue.ack("prompts", "actor", uids=group_ids)
         with service.clock.part("publish"):
             self.publish(step)
         self.num_steps_done = step
         metrics = result.metrics | self._data_metrics(rows, staleness) | service.clock.report()
+        metrics |= harvest.metrics
         service.put_metrics(step, step, metrics)
         service.report(state="training", step=step)
 

@@ -10,13 +10,14 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from relax.errors import TrainingError
@@ -39,15 +40,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def write_checkpoint(
-    directory: Path | str, policy: OmniPolicy, optimizer: torch.optim.Optimizer, counts: dict[str, int]
+    directory: Path | str,
+    policy: OmniPolicy,
+    optimizer: torch.optim.Optimizer,
+    counts: dict[str, int],
+    beside: Mapping[str, dict[str, Tensor]] | None = None,
 ) -> None:
     """Write weights, optimizer moments, random state and counts; an older checkpoint of that name is replaced.
 
-    Blocks until the files are on disk.
+    Blocks until the files are on disk. `beside` are further safetensors files of the checkpoint, by name.
     """
     with _whole_or_absent(Path(directory)) as partial:
         with _quiet():
             dist_checkpointing.save(_sharded_state(policy, optimizer), str(partial))
+        for name, tensors in (beside or {}).items():
+            save_file(tensors, partial / name)
         description = {"format": FORMAT, "num_parameters": _num_parameters(policy), "counts": counts}
         (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")
 
@@ -84,6 +91,19 @@ def read_checkpoint(
                 optimizer.state[trained[name]][moment].copy_(loaded["optimizer"][moment][name])
     torch.set_rng_state(loaded["rng"]["torch"])
     return description["counts"]
+
+
+def read_tensors_beside(directory: Path | str, name: str) -> dict[str, Tensor]:
+    """Return the tensors of a file that was written `beside` a checkpoint.
+
+    Raises:
+        TrainingError: the checkpoint has no such file, or it is not safetensors.
+    """
+    path = Path(directory) / name
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(f"load_checkpoint: {path} must be a safetensors file, got {error}") from error
 
 
 def write_pretrained(

@@ -150,10 +150,15 @@ class OmniPolicy(nn.Module):
             position_C: Their rotary positions, the same on all axes.
             micro: Which of them, and where.
         """
+        return self.language_model.logits(self.predictors(prompts, token_ids_C, position_C, micro))
+
+    def predictors(
+        self, prompts: PromptTable, token_ids_C: Tensor, position_C: Tensor, micro: MicroBatch
+    ) -> Tensor:
+        """Return the hidden states [N, H] that logits and values of the predicted tokens are made of; see `logits`."""
         inputs = decoder_inputs(self.language_model, prompts, token_ids_C, position_C, micro)
         hidden_TBH = self.language_model.hidden_states(inputs)
-        chosen_NH = hidden_TBH.flatten(0, 1)[torch.from_numpy(micro.predictor_N)]
-        return self.language_model.logits(chosen_NH)
+        return hidden_TBH.flatten(0, 1)[torch.from_numpy(micro.predictor_N)]
 
     @contextmanager
     def replaying(self, micro: MicroBatch) -> Iterator[ReplaySession]:

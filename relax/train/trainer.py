@@ -22,11 +22,21 @@ from torch import Tensor
 from relax.algorithms.config import AlgorithmConfig
 from relax.models.snapshot import write_snapshot
 from relax.train.batch import MicroBatch, TrainBatch, check_batch, plan_micro_batches
-from relax.train.checkpoint import read_checkpoint, write_checkpoint, write_pretrained
+from relax.train.checkpoint import (
+    read_checkpoint,
+    read_tensors_beside,
+    write_checkpoint,
+    write_pretrained,
+)
 from relax.train.config import TrainerConfig, lr_multiplier
+from relax.train.critic import Critic
 from relax.train.objective import StepTokens, Targets
 from relax.train.policy import OmniPolicy, PromptTable
 from relax.train.runtime import start_parallel
+from relax.train.scoring import score
+
+CRITIC_FILE = "critic.safetensors"
+"""File of a checkpoint with the value head and its optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,7 @@ class Trainer:
 
     Attributes:
         policy: The model that is trained.
+        critic: Its value head; None unless the advantages need one.
         num_steps: Optimizer steps that changed the weights.
         num_skipped_steps: Steps that did not, because the loss or the gradient was not finite.
     """
@@ -64,6 +75,8 @@ class Trainer:
         )
         self._reference = self._load_reference() if algorithm.kl_coef else None
         self.optimizer = _optimizer(self.policy, config)
+        hidden_size = self.policy.language_model.config.hidden_size
+        self.critic = Critic(hidden_size, algorithm.critic) if algorithm.has_critic else None
         self.num_steps = 0
         self.num_skipped_steps = 0
 
@@ -89,7 +102,9 @@ class Trainer:
         referred = time.perf_counter()
         prompts = self.policy.embed_prompts(batch.prompts)
         embedded = time.perf_counter()
-        tokens = StepTokens(targets=targets, ref_logprobs_C=ref_logprobs_C)
+        tokens = self._step_tokens(batch, prompts, targets, micro_batches, ref_logprobs_C)
+        targets = tokens.targets
+        scored = time.perf_counter()
         routing_metrics = self._accumulate(batch, prompts, tokens, micro_batches)
         accumulated = time.perf_counter()
         update_metrics = self._update(tokens.loss)
@@ -103,7 +118,8 @@ class Trainer:
             "plan_s": planned - started,
             "reference_s": referred - planned,
             "embed_s": embedded - referred,
-            "forward_backward_s": accumulated - embedded,
+            "score_s": scored - embedded,
+            "forward_backward_s": accumulated - scored,
             "optimizer_s": done - accumulated,
             "step_s": done - started,
         }
@@ -125,14 +141,17 @@ class Trainer:
     def save_checkpoint(self, directory: Path) -> None:
         """Write a Megatron checkpoint from which `load_checkpoint` goes on exactly; replaces an older one there."""
         state = {"num_steps": self.num_steps, "num_skipped_steps": self.num_skipped_steps}
-        write_checkpoint(directory, self.policy, self.optimizer, state)
+        beside = {} if self.critic is None else {CRITIC_FILE: self.critic.tensors()}
+        write_checkpoint(directory, self.policy, self.optimizer, state, beside)
 
     def load_checkpoint(self, directory: Path) -> None:
-        """Go on from a checkpoint: weights, optimizer, step counts and random state.
+        """Go on from a checkpoint: weights, optimizer, critic if there is one, step counts and random state.
 
         Raises:
-            TrainingError: there is no checkpoint, or one of another model.
+            TrainingError: there is no checkpoint, or one of another model, or one without the critic.
         """
+        if self.critic is not None:
+            self.critic.load(read_tensors_beside(directory, CRITIC_FILE))
         state = read_checkpoint(directory, self.policy, self.optimizer)
         self.num_steps = state["num_steps"]
         self.num_skipped_steps = state["num_skipped_steps"]
@@ -159,6 +178,33 @@ class Trainer:
             logprobs_C[target_N] = log_probs_NV.gather(1, targets.token_ids_C[target_N][:, None])[:, 0]
         return logprobs_C
 
+    def _step_tokens(
+        self,
+        batch: TrainBatch,
+        prompts: PromptTable,
+        targets: Targets,
+        micro_batches: list[MicroBatch],
+        ref_logprobs_C: Tensor | None,
+    ) -> StepTokens:
+        """Return the step's tokens with the advantages, and with what needs the whole batch before the first loss."""
+        algorithm = self._algorithm
+        logprobs_C = values_C = None
+        if algorithm.needs_scores:
+            position_C = _positions(batch, prompts, targets)
+            scores = score(self.policy, self.critic, prompts, targets, position_C, micro_batches)
+            logprobs_C, values_C = scores.logprobs_C, scores.values_C
+        if algorithm.has_late_credit:
+            targets = targets.credited(algorithm, ref_logprobs_C=ref_logprobs_C, values_C=values_C)
+        tokens = StepTokens(
+            targets=targets,
+            ref_logprobs_C=ref_logprobs_C,
+            proximal_logprobs_C=logprobs_C,
+            old_values_C=values_C,
+        )
+        if algorithm.correction.m2_budget is not None:
+            tokens.bound_second_moment(algorithm.correction.m2_budget)
+        return tokens
+
     def _accumulate(
         self, batch: TrainBatch, prompts: PromptTable, tokens: StepTokens, micro_batches: list[MicroBatch]
     ) -> dict[str, float]:
@@ -170,8 +216,12 @@ class Trainer:
         num_differing, num_counted = 0, 0
         for micro in micro_batches:
             with self.policy.replaying(micro) as session:
-                logits_NV = self.policy.logits(leaves, targets.token_ids_C, position_C, micro)
-                loss = tokens.micro_loss(logits_NV, torch.from_numpy(micro.target_N), self._algorithm)
+                hidden_NH = self.policy.predictors(leaves, targets.token_ids_C, position_C, micro)
+                logits_NV = self.policy.language_model.logits(hidden_NH)
+                values_N = None if self.critic is None else self.critic.values(hidden_NH)
+                loss = tokens.micro_loss(
+                    logits_NV, torch.from_numpy(micro.target_N), self._algorithm, values_N
+                )
                 session.begin_backward()
                 loss.backward()
             differing, counted = session.count()
@@ -193,6 +243,7 @@ class Trainer:
                 torch.nn.utils.clip_grads_with_norm_(self._parameters(), self._config.max_grad_norm, norm)
             self.optimizer.step()
             self.num_steps += 1
+        critic = {} if self.critic is None else self.critic.update(multiplier, skip=skipped)
         rates = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
         return {
             "grad_norm": float(norm),
@@ -201,6 +252,7 @@ class Trainer:
             "step_skipped": float(skipped),
             "num_skipped_steps": float(self.num_skipped_steps),
             "num_steps": float(self.num_steps),
+            **critic,
         }
 
     def _parameters(self) -> list[Tensor]:
@@ -215,6 +267,8 @@ class Trainer:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         torch._foreach_zero_(self._gradients())
+        if self.critic is not None:
+            self.critic.forget_gradients()
 
 
 def _positions(batch: TrainBatch, prompts: PromptTable, targets: Targets) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flight.files.table_config import load_tables
-from relax.config import load_config, save_config
+from relax.config import PRESETS, load_config, save_config
 from relax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,11 +38,85 @@ def test_config_survives_being_saved(tmp_path: Path) -> None:
     assert load_config([tmp_path / "config.yaml"]) == config
 
 
+PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def test_presets_are_the_algorithms_that_are_promised() -> None:
+    """One file each, whose name its values carry."""
+    assert PRESET_NAMES == [
+        "cispo",
+        "dapo",
+        "decoupled",
+        "dr_grpo",
+        "grpo",
+        "gspo",
+        "icepop",
+        "m2po",
+        "ppo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "rloo",
+        "sapo",
+    ]
+    assert [load_config([], [f"algorithm={name}"]).algorithm.name for name in PRESET_NAMES] == PRESET_NAMES
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_preset_comes_before_other_words_and_after_the_file(tmp_path: Path, name: str) -> None:
+    """Whatever the order of the words; the file's coefficient stays, its other choices of an algorithm do not."""
+    file = tmp_path / "job.yaml"
+    file.write_text("algorithm: {kl_coef: 0.07, policy_loss: sapo, critic: {lr: 0.003}}")
+    words = ["algorithm.clip_high=0.27", f"algorithm={name}", "algorithm.entropy_coef=0.01"]
+    for order in (words, words[::-1]):
+        made = load_config([file], order).algorithm
+        assert (made.kl_coef, made.clip_high, made.entropy_coef, made.critic.lr) == (0.07, 0.27, 0.01, 0.003)
+        assert made.policy_loss == load_config([], [f"algorithm={name}"]).algorithm.policy_loss
+
+
+def test_preset_in_a_file_comes_before_its_other_keys(tmp_path: Path) -> None:
+    """As a word or as a key of the section."""
+    file = tmp_path / "job.yaml"
+    for text in ("algorithm: gspo", "algorithm: {clip_high: 0.1, preset: gspo}"):
+        file.write_text(text)
+        made = load_config([file]).algorithm
+        assert (made.name, made.policy_loss) == ("gspo", "gspo")
+    assert made.clip_high == 0.1
+    assert load_config([file], ["algorithm=dapo"]).algorithm.clip_high == 0.28
+
+
+def test_saved_preset_needs_no_preset_file(tmp_path: Path) -> None:
+    """All its values are in the file; its name is a label."""
+    config = load_config([], ["algorithm=dapo", "rollout.max_new_tokens=7"])
+    save_config(config, tmp_path / "config.yaml")
+    assert "preset" not in (tmp_path / "config.yaml").read_text()
+    loaded = load_config([tmp_path / "config.yaml"])
+    assert loaded == config
+    assert loaded.algorithm.sampling.overlong_limit_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("algorithm=grop", "got 'grop'; did you mean 'grpo'?"),
+        ("algorithm.preset=xyz", "got 'xyz'; to change one value say algorithm.KEY=VALUE"),
+        ("algorithm=", "got None; to change one value say algorithm.KEY=VALUE"),
+        ("algorithm=[1]", "got [1]; to change one value say algorithm.KEY=VALUE"),
+    ],
+)
+def test_unknown_preset_is_refused(word: str, message: str) -> None:
+    """With all that there are."""
+    with pytest.raises(ConfigError) as raised:
+        load_config([], [word])
+    names = ", ".join(PRESET_NAMES)
+    assert str(raised.value) == f"command line {word!r}: algorithm must be one of {names}, {message}"
+
+
 def test_config_fields_have_docstrings() -> None:
     """Each field of the run's configuration says its unit and what absence means."""
-    tree = ast.parse((ROOT / "relax" / "config.py").read_text())
+    files = ("config.py", "algorithms/config.py", "algorithms/sections.py")
+    trees = [ast.parse((ROOT / "relax" / file).read_text()) for file in files]
     bare = []
-    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+    for cls in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
         for field, after in zip(cls.body, [*cls.body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign) and field.target.id not in NESTED:
                 explained = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
@@ -51,6 +125,7 @@ def test_config_fields_have_docstrings() -> None:
 
 
 NESTED = {"data", "model", "modalities", "queue", "rollout", "actor", "algorithm", "evaluation", "checkpoint"}
+NESTED |= {"correction", "critic", "sampling"}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +145,12 @@ NESTED = {"data", "model", "modalities", "queue", "rollout", "actor", "algorithm
         ("name=../evil", ["name: must be letters, digits, '.', '_' or '-', got '../evil'"]),
         ("steps", ["command line: an override must be key=value, got 'steps'"]),
         ("rollout.temperature=0", ["rollout.temperature: must be above 0"]),
+        (
+            "algorithm.policy_loss=reinforce",
+            [
+                "algorithm.correction.weight: must be truncate or mask with policy_loss=reinforce and max_staleness=1"
+            ],
+        ),
     ],
 )
 def test_config_mistake_names_key_rule_and_value(word: str, parts: list[str]) -> None:
