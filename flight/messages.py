@@ -101,15 +101,16 @@ class WatchTicket(Request, tag="watch", tag_field="verb"):
 
 
 class PutCommand(Request, tag="put", tag_field="verb"):
-    """Descriptor of a DoPut."""
+    """Descriptor of a DoPut. `acks` says whether each batch is acknowledged or, at the end, all of them by one."""
 
     table: str
     writer: str = ""
     deadline_s: float = 30.0
+    acks: Literal["each", "last"] = "each"
 
 
 class PutAck(msgspec.Struct, kw_only=True):
-    """Answer to each batch of a DoPut."""
+    """Answer to each batch of a DoPut, or to all of them together."""
 
     num_rows: int
     num_duplicates: int

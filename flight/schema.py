@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -320,6 +321,10 @@ class TableSpec:
 
     def arrow_schema(self) -> pa.Schema:
         """Return key columns followed by the table's columns, with their notes as field metadata."""
+        return self._arrow_schema
+
+    @cached_property
+    def _arrow_schema(self) -> pa.Schema:
         keys = (
             Column(
                 name="row_id",

@@ -102,16 +102,17 @@ class StalenessGate:
             self.in_flight.shift(ticket.version, -ticket.num_rows)
             self.counts["returned"] += ticket.num_rows
 
-    def arrive(self, group_id: str) -> None:
-        """Note a row put into the table; it uses up its group's ticket, and counts too if there is none."""
-        self.num_waiting += 1
+    def arrive(self, group_id: str, num_rows: int = 1) -> None:
+        """Note rows of a group put into the table; they use up its ticket, and count too if there is none."""
+        self.num_waiting += num_rows
         ticket = self._tickets.get(group_id)
-        if ticket is not None and ticket.num_rows > 0:
-            ticket.num_rows -= 1
-            self.in_flight.shift(ticket.version, -1)
-            self.counts["used"] += 1
-        else:
-            self.counts["unticketed"] += 1
+        num_used = 0
+        if ticket is not None:
+            num_used = min(num_rows, ticket.num_rows)
+            ticket.num_rows -= num_used
+            self.in_flight.shift(ticket.version, -num_used)
+            self.counts["used"] += num_used
+        self.counts["unticketed"] += num_rows - num_used
 
     # ---- exit -------------------------------------------------------------------------------------------------
 
@@ -149,37 +150,35 @@ class StalenessGate:
                 return True
         return False
 
-    def train(self, start_version: int, trained_version: int, max_staleness: int) -> bool:
-        """Note that a row was trained for `trained_version`; it is credited once a later version is announced.
+    def train(self, start_version: int, trained_version: int, max_staleness: int, num_rows: int = 1) -> None:
+        """Note that rows were trained for `trained_version`; they are credited once a later version is announced.
 
-        Returns whether it was older than `max_staleness`, the bound that held when it was taken.
+        `max_staleness` is the bound that held when they were taken.
         """
         age = trained_version - start_version
-        self.num_waiting -= 1
-        self.trained_age[age] += 1
-        self.counts["trained"] += 1
+        self.num_waiting -= num_rows
+        self.trained_age[age] += num_rows
+        self.counts["trained"] += num_rows
         if trained_version >= self.policy_version:
-            self.trained.shift(trained_version, 1)
-        if age <= max_staleness:
-            return False
-        self.stale_age[age] += 1
-        self.counts["stale"] += 1
-        return True
+            self.trained.shift(trained_version, num_rows)
+        if age > max_staleness:
+            self.stale_age[age] += num_rows
+            self.counts["stale"] += num_rows
 
-    def withdraw(self, kind: str) -> None:
-        """Note that a row left the table untrained: dropped, dead, skipped or abandoned."""
-        self.num_waiting -= 1
-        self.counts[kind] += 1
+    def withdraw(self, kind: str, num_rows: int = 1) -> None:
+        """Note that rows left the table untrained: dropped, dead, skipped or abandoned."""
+        self.num_waiting -= num_rows
+        self.counts[kind] += num_rows
 
     def count_length(self, kind: str, num_tokens: int) -> None:
         """Note how long the completion of a row was that was "trained", "stale" (trained, but too old) or "dropped"."""
         for each in ("trained", "stale") if kind == "stale" else (kind,):
             self.completion_tokens[each][num_tokens.bit_length()] += 1
 
-    def readmit(self) -> None:
-        """Note that a row that was given up waits again."""
-        self.num_waiting += 1
-        self.counts["requeued"] += 1
+    def readmit(self, num_rows: int = 1) -> None:
+        """Note that rows that were given up wait again."""
+        self.num_waiting += num_rows
+        self.counts["requeued"] += num_rows
 
     def announce(self, policy_version: int) -> None:
         """Set v; rows trained for earlier versions do not count any more. Idempotent.

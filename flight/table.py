@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from flight.errors import InvalidRequestError
 from flight.schema import TableSpec
-from flight.state.cursor import Cursor, Lease, Row, Unit
+from flight.state.cursor import Cursor
+from flight.state.leases import Lease, Row, Unit, rows_of
 from flight.state.table_keeping import Event, TableKeeping
 
 
@@ -37,7 +39,14 @@ class PutOutcome:
     @property
     def num_duplicates(self) -> int:
         """Return how many rows of the put changed nothing."""
-        return sum(parts == 0 for parts in self.new_parts)
+        return self.new_parts.count(0)
+
+    def rows_with_new(self, part: int) -> list[int]:
+        """Return row_ids with -1 in place of rows to which the put added nothing of a part, given as a bit."""
+        if len(self.arrived) == len(self.row_ids):
+            return self.row_ids
+        new = zip(self.row_ids, self.new_parts, strict=True)
+        return [row_id if added & part else -1 for row_id, added in new]
 
 
 class TableState(TableKeeping):
@@ -101,30 +110,64 @@ class TableState(TableKeeping):
         Call `room_needed` first: it holds the checks.
         """
         labels = labels or {}
-        outcome = PutOutcome([], [], [])
-        everyone = sum(self._bits.values())
+        if self.are_new(uids):
+            rows = self._add(uids, group_ids, parts, versions, labels, now)
+            return PutOutcome([row.row_id for row in rows], [parts] * len(rows), rows)
+        outcome = PutOutcome([-1] * len(uids), [parts] * len(uids), [])
+        filled: list[Row] = []
+        new: list[int] = []
         for index, uid in enumerate(uids):
-            row = self.find(uid)
-            retired_id = None if row is not None else self.find_retired(uid)
+            row, retired_id = self.find(uid), self.find_retired(uid)
             if row is not None:
-                outcome.row_ids.append(row.row_id)
-                outcome.new_parts.append(self._fill(row, parts, labels, index))
+                outcome.row_ids[index] = row.row_id
+                outcome.new_parts[index] = self._fill(row, parts, labels, index)
+                if outcome.new_parts[index]:
+                    filled.append(row)
             elif retired_id is not None:
-                outcome.row_ids.append(retired_id)
-                outcome.new_parts.append(0)
+                outcome.row_ids[index] = retired_id
+                outcome.new_parts[index] = 0
             else:
-                row = self.add(
-                    uid, group_ids[index], parts, versions[index] if versions is not None else 0, everyone
-                )
-                row.put_at = now
-                row.labels.update((column, values[index]) for column, values in labels.items())
-                for cursor in self.cursors.values():
-                    cursor.arrive(row)
-                outcome.row_ids.append(row.row_id)
-                outcome.new_parts.append(parts)
-                outcome.arrived.append(row)
+                new.append(index)
+        for cursor in self.cursors.values():
+            cursor.advance([row for row in filled if row.pending & cursor.bit])
+        outcome.arrived.extend(
+            self._add(
+                [uids[index] for index in new],
+                [group_ids[index] for index in new],
+                parts,
+                None if versions is None else [versions[index] for index in new],
+                {column: [values[index] for index in new] for column, values in labels.items()},
+                now,
+            )
+        )
+        for index, row in zip(new, outcome.arrived, strict=True):
+            outcome.row_ids[index] = row.row_id
         self.counts["duplicates"] += outcome.num_duplicates
         return outcome
+
+    def _add(
+        self,
+        uids: Sequence[str],
+        group_ids: Sequence[str],
+        parts: int,
+        versions: Sequence[int] | None,
+        labels: Mapping[str, Sequence[Any]],
+        now: float,
+    ) -> list[Row]:
+        rows = self.add(
+            uids,
+            group_ids,
+            repeat(0) if versions is None else versions,
+            parts=parts,
+            pending=sum(self._bits.values()),
+            now=now,
+        )
+        for column, values in labels.items():
+            for row, value in zip(rows, values, strict=True):
+                row.labels[column] = value
+        for cursor in self.cursors.values():
+            cursor.arrive(rows)
+        return rows
 
     def _fill(self, row: Row, parts: int, labels: Mapping[str, Sequence[Any]], index: int) -> int:
         new_parts = parts & ~row.parts
@@ -133,9 +176,6 @@ class TableState(TableKeeping):
             for column, values in labels.items():
                 if new_parts & self.parts_of([column]):
                     row.labels[column] = values[index]
-            for cursor in self.cursors.values():
-                if row.pending & cursor.bit:
-                    cursor.advance(row)
         return new_parts
 
     # ---- finishing --------------------------------------------------------------------------------------------
@@ -200,7 +240,7 @@ class TableState(TableKeeping):
         if requeue:
             self._give_back(cursor, lease, units, reason)
             return len(units) * cursor.unit_size
-        self._note_dead([row for unit in units for row in unit.rows], consumer, reason)
+        self._note_dead(rows_of(units), consumer, reason)
         return self._finish(cursor, lease, units, "skipped")
 
     def expire(self, now: float) -> int:
@@ -224,7 +264,7 @@ class TableState(TableKeeping):
         again, dead = cursor.give_back(units, self.spec.max_attempts)
         self.plans.void(lease.lease_id)
         self.look_at_age_again()
-        self.events += [Event("returned", row, cursor.name, lease.version) for row in again]
+        self.events.append(Event("returned", again, cursor.name, lease.version))
         if dead:
             self._note_dead(dead, cursor.name, f"tried {self.spec.max_attempts} times, at last: {reason}")
             lost = {id(row) for row in dead}
@@ -234,13 +274,13 @@ class TableState(TableKeeping):
             self._discard_surplus()
 
     def _finish(self, cursor: Cursor, lease: Lease, units: list[Unit], kind: str) -> int:
-        rows = [row for unit in units for row in unit.rows]
-        for unit in units:
-            cursor.finish(unit)
-        for row in rows:
-            row.given_up |= kind == "skipped"
+        rows = rows_of(units)
+        cursor.finish(units)
+        if kind == "skipped":
+            for row in rows:
+                row.given_up = True
         cursor.counts[kind] += len(rows)
         self.plans.end(lease.lease_id, kind, is_whole=lease.lease_id not in cursor.leases)
-        self.events += [Event(kind, row, cursor.name, lease.version, lease.max_staleness) for row in rows]
+        self.events.append(Event(kind, rows, cursor.name, lease.version, lease.max_staleness))
         self._settle(rows, cursor.bit)
         return len(rows)

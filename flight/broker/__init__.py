@@ -61,11 +61,7 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
                 name, checked.uids, checked.group_ids, mask, checked.versions, labels, now=self.clock()
             )
             for part, data in parts.items():
-                bit = 1 << bits[part]
-                new = zip(outcome.row_ids, outcome.new_parts, strict=True)
-                self._stores[name].add(
-                    bits[part], data, [row_id if added & bit else -1 for row_id, added in new]
-                )
+                self._stores[name].add(bits[part], data, outcome.rows_with_new(1 << bits[part]))
             self._after(name)
             store = self._stores[name]
             chunks = store.overflow(table.spec.memory_bytes) if table.spec.spill else []

@@ -18,7 +18,7 @@ from flight.data.projection import Places
 from flight.data.spill import SpillDirectory
 from flight.data.store import ColumnStore
 from flight.errors import DeadlineExceededError, OverloadedError, UnavailableError
-from flight.state.cursor import Row
+from flight.state.leases import Row
 from flight.state.ledger import Ledger
 from flight.state.sizes import can_be_sized, sizes_of
 

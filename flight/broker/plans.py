@@ -12,7 +12,7 @@ import pyarrow as pa
 from flight.broker.core import Wait
 from flight.broker.taking import BrokerTaking
 from flight.errors import InvalidRequestError, LeaseLostError
-from flight.state.cursor import Lease
+from flight.state.leases import Lease
 from flight.state.ledger import TakeRequest, TakeStatus
 from flight.state.plan_book import Plan, PlanOrder
 from flight.state.sizes import can_be_sized, sizes_of
@@ -98,14 +98,15 @@ class BrokerPlans(BrokerTaking):
             plan = table.plans.live(request.plan_id)
             part = plan.part(request.rank, request.micro_batch)
             chosen = table.spec.columns_for(plan.order.consumer, request.columns)
-            rows = [(plan.rows[index], plan.attempts[index]) for _, index in part]
-            num_gone = sum(table.rows.get(row.row_id) is not row for row, _ in rows)
+            rows = [plan.rows[index] for _, index in part]
+            attempts = [plan.attempts[index] for _, index in part]
+            num_gone = sum(table.rows.get(row.row_id) is not row for row in rows)
             if num_gone:
                 raise LeaseLostError(
                     f"plan {request.plan_id}: all rows of rank {request.rank} must be in the table, got {num_gone} "
                     "that are finished already; ack a plan when its step is done"
                 )
-            leased = self._locate_leased(name, chosen, plan.order.consumer, plan.lease, rows)
+            leased = self._locate_leased(name, chosen, plan.order.consumer, plan.lease, (rows, attempts))
         return leased.table([(MICRO_BATCH, pa.array([number for number, _ in part], pa.int32()))])
 
     def _check_balance(self, where: str, name: str, order: PlanOrder) -> None:

@@ -32,7 +32,7 @@ class BrokerPushing(BrokerTaking):
             table = self._ledger.table(name)
             unit_size = table.cursor(consumer).unit_size
             chosen = table.spec.columns_for(consumer, columns)
-            nothing = self._locate_leased(name, chosen, consumer, None, [])
+            nothing = self._locate_leased(name, chosen, consumer, None, ([], []))
         return Delivery(columns=chosen, schema=nothing.table().schema, unit_size=unit_size)
 
     def wake(self, name: str) -> None:

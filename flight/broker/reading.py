@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from flight.broker.core import BrokerCore
 from flight.data.filters import Filter, columns_of, matches, parse_filter
 from flight.data.projection import Places, project
+from flight.data.store import choose
 from flight.schema import KEY_COLUMNS, TableSpec
-from flight.state.cursor import Row
+from flight.state.leases import Row
 from flight.table import TableState
 
 
@@ -58,7 +59,7 @@ class BrokerReading(BrokerCore):
             passing = _passing(spec, condition, rows, {each: places[each] for each in extra})
             kept = _limited(passing, request)
             rows = [rows[index] for index in kept]
-            places = {column: [where[index] for index in kept] for column, where in places.items()}
+            places = {column: choose(runs, kept) for column, runs in places.items()}
         return project(spec, rows, {column: places[column] for column in chosen})
 
 

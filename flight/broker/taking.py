@@ -10,7 +10,7 @@ import pyarrow as pa
 from flight.broker.core import BrokerCore, Wait
 from flight.data.projection import Places, project
 from flight.schema import StalenessPolicy, TableSpec
-from flight.state.cursor import Lease, Row
+from flight.state.leases import Lease, Row
 from flight.state.ledger import TakeRequest, TakeStatus
 from flight.state.marks import Computed, Marks, token_source
 
@@ -63,15 +63,10 @@ class BrokerTaking(BrokerCore):
             self._after(name)
             status: TakeStatus = "empty" if taken is None else taken.status
             lease = taken.lease if taken is not None else None
-            units = list(lease.units.values()) if lease is not None else []
+            rows = lease.rows() if lease is not None else []
+            attempts = lease.attempts() if lease is not None else []
             version = self._ledger.policy_version(name)
-            leased = self._locate_leased(
-                name,
-                chosen,
-                request.consumer,
-                lease,
-                [(row, unit.attempts) for unit in units for row in unit.rows],
-            )
+            leased = self._locate_leased(name, chosen, request.consumer, lease, (rows, attempts))
         marks = leased.marks
         return TakeAnswer(
             status=status,
@@ -88,11 +83,11 @@ class BrokerTaking(BrokerCore):
         columns: Sequence[str],
         consumer: str,
         lease: Lease | None,
-        rows: Sequence[tuple[Row, int]],
+        held: tuple[Sequence[Row], Sequence[int]],
     ) -> LeasedRows:
-        """Find (row, attempts) that a consumer holds, and what marks their age if its takes count as training."""
+        """Find (rows, attempts) that a consumer holds, and what marks their age if its takes count as training."""
         spec = self._ledger.table(name).spec
-        chosen = [row for row, _ in rows]
+        chosen, attempts = held
         gate = self._ledger.gates.get(name)
         marks = None
         if gate is not None and gate.spec.consumer == consumer:
@@ -111,7 +106,7 @@ class BrokerTaking(BrokerCore):
         return LeasedRows(
             spec=spec,
             rows=chosen,
-            attempts=[attempts for _, attempts in rows],
+            attempts=attempts,
             places=self._locate(name, columns, chosen),
             marks=marks,
         )

@@ -23,9 +23,6 @@ from flight.errors import UnavailableError
 from flight.schema import StalenessPolicy, TableSpec
 from flight.state.ledger import TakeStatus
 
-MAX_UNACKED_BATCHES = 4
-"""Batches of one put that may be on their way without an acknowledgement."""
-
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
@@ -120,21 +117,18 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
         if shared is not None:
             return shared
         batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
+        if len(batches) > 1:
+            command = msgspec.structs.replace(command, acks="last")
         descriptor = paflight.FlightDescriptor.for_command(m.encode(command))
-        acks: list[m.PutAck] = []
         writer, reader = client.do_put(descriptor, batches[0].schema, within(command.deadline_s))
         try:
-            for index, batch in enumerate(batches):
+            for batch in batches:
                 writer.write_batch(batch)
-                if index >= MAX_UNACKED_BATCHES:
-                    acks.append(_read_ack(reader))
             writer.done_writing()
-            while len(acks) < len(batches):
-                acks.append(_read_ack(reader))
+            return [_read_ack(reader)]
         finally:
             # Without close the call stays open; an error of the server surfaces here with its details.
             writer.close()
-        return acks
 
     def take(
         self,
@@ -256,5 +250,5 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
 def _read_ack(reader: paflight.FlightMetadataReader) -> m.PutAck:
     data = reader.read()
     if data is None:
-        raise UnavailableError("put: every batch must be acknowledged, got the end of the stream")
+        raise UnavailableError("put: it must be acknowledged, got the end of the stream")
     return m.decode(memoryview(data), m.PutAck, what="put acknowledgement")

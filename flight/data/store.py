@@ -1,7 +1,7 @@
 """Where the values of one table's rows lie: retained Arrow batches, found by row and part. Not thread-safe.
 
 It is not the table: which rows exist and who may have them is decided in `flight.table`. No value is touched by
-Python: rows are found by (batch, index), copied out as slices or with `take`.
+Python: rows are found as runs of one batch, and leave as slices of it or by `take`.
 
 A batch is kept until its last row is gone; when less than half of its rows are left, these are copied out and the
 rest is freed, so that what is retained is at most about twice what is alive.
@@ -9,8 +9,11 @@ rest is freed, so that what is retained is at most about twice what is alive.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from itertools import groupby, pairwise, repeat
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -36,19 +39,56 @@ def retain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Chunk:
-    """One retained batch and the rows that still need it; `index_of` is their place in it."""
+    """One retained batch; `row_ids` are its rows by place, negative for those that are not kept.
 
-    __slots__ = ("batch", "index_of", "nbytes", "where")
+    Nearly always the rows of a batch have come together, so that their numbers follow one another: then a place is a
+    subtraction. Otherwise places are looked up in a dictionary, made when the first row is asked for.
+    """
 
-    def __init__(self, batch: pa.RecordBatch, index_of: dict[int, int]) -> None:
-        self.batch = batch
-        self.index_of = index_of
-        self.nbytes = batch.nbytes
+    __slots__ = ("_index_of", "batch", "nbytes", "num_left", "row_ids", "where")
+
+    def __init__(self, batch: pa.RecordBatch, row_ids: Sequence[int], num_kept: int) -> None:
+        self.nbytes = 0
+        self.num_left = num_kept
+        """Rows that still need the batch."""
         self.where: Literal["memory", "moving", "disk"] = "memory"
+        self.replace(batch, row_ids)
+
+    def replace(self, batch: pa.RecordBatch, row_ids: Sequence[int]) -> None:
+        """Hold these rows instead."""
+        self.batch = batch
+        self.nbytes = batch.nbytes
+        self.row_ids = _as_range(row_ids) or row_ids
+        self._index_of: dict[int, int] | None = None
+
+    def run(self, row_ids: Sequence[int]) -> Run:
+        """Return where rows of this chunk lie."""
+        wanted = _as_range(row_ids)
+        if isinstance(self.row_ids, range):
+            first = self.row_ids[0]
+            if wanted is not None:
+                return Run(self.batch, range(wanted[0] - first, wanted[-1] + 1 - first))
+            return Run(self.batch, [row_id - first for row_id in row_ids])
+        if self._index_of is None:
+            self._index_of = {row_id: index for index, row_id in enumerate(self.row_ids)}
+        indices = list(map(self._index_of.__getitem__, row_ids))
+        return Run(self.batch, _as_range(indices) or indices)
 
 
-Place = tuple[pa.RecordBatch, int]
-"""A batch and the row's index in it; both stay valid whatever happens to the store."""
+class Run(NamedTuple):
+    """Rows that are wanted one after the other and lie in one batch; no batch means that they have not come.
+
+    `indices` is a range where they lie side by side. A run stays valid whatever happens to the store.
+    """
+
+    batch: pa.RecordBatch | None
+    indices: Sequence[int]
+
+
+def _as_range(numbers: Sequence[int]) -> range | None:
+    """Return numbers that follow one another as a range, None if they do not."""
+    found = range(numbers[0], numbers[0] + len(numbers))
+    return found if numbers[-1] == found[-1] and list(numbers) == list(found) else None
 
 
 class ColumnStore:
@@ -75,49 +115,49 @@ class ColumnStore:
 
     def add(self, part: int, batch: pa.RecordBatch, row_ids: Sequence[int]) -> None:
         """Keep a batch that `retain` copied, as part number `part` of its rows; a negative row_id is not kept."""
-        index_of = {row_id: index for index, row_id in enumerate(row_ids) if row_id >= 0}
-        if not index_of:
+        kept = row_ids if not row_ids or min(row_ids) >= 0 else [row_id for row_id in row_ids if row_id >= 0]
+        if not kept:
             return
-        chunk = Chunk(batch, index_of)
+        chunk = Chunk(batch, row_ids, len(kept))
         self.nbytes += chunk.nbytes
         self._in_memory[id(chunk)] = chunk
-        self._chunk_of[part].update(dict.fromkeys(index_of, chunk))
-        self._compact(chunk)
+        self._chunk_of[part].update(dict.fromkeys(kept, chunk))
+        self._compact(part, chunk)
 
     def free(self, row_ids: Sequence[int]) -> None:
         """Forget rows and give back the memory that only they needed."""
-        for chunk_of in self._chunk_of:
-            touched = {}
-            for row_id in row_ids:
-                chunk = chunk_of.pop(row_id, None)
+        for part, chunk_of in enumerate(self._chunk_of):
+            for chunk, num_rows in Counter(map(chunk_of.pop, row_ids, repeat(None))).items():
                 if chunk is not None:
-                    del chunk.index_of[row_id]
-                    touched[id(chunk)] = chunk
-            for chunk in touched.values():
-                self._compact(chunk)
+                    chunk.num_left -= num_rows
+                    self._compact(part, chunk)
 
-    def locate(self, part: int, row_ids: Sequence[int]) -> list[Place | None]:
-        """Return where each row's part lies, None where it has not come."""
-        chunk_of = self._chunk_of[part]
-        places: list[Place | None] = []
-        for row_id in row_ids:
-            chunk = chunk_of.get(row_id)
-            places.append(None if chunk is None else (chunk.batch, chunk.index_of[row_id]))
-        return places
+    def locate(self, part: int, row_ids: Sequence[int]) -> list[Run]:
+        """Return where a part of rows lies, in their order."""
+        runs: list[Run] = []
+        start = 0
+        for chunk, same in groupby(map(self._chunk_of[part].get, row_ids)):
+            end = start + len(list(same))
+            runs.append(Run(None, range(end - start)) if chunk is None else chunk.run(row_ids[start:end]))
+            start = end
+        return runs
 
-    def _compact(self, chunk: Chunk) -> None:
-        num_left = len(chunk.index_of)
-        if not num_left:
+    def _compact(self, part: int, chunk: Chunk) -> None:
+        if not chunk.num_left:
             self.nbytes -= chunk.nbytes
             self.disk_nbytes -= chunk.nbytes if chunk.where == "disk" else 0
             self._in_memory.pop(id(chunk), None)
         elif (
-            chunk.where != "disk" and num_left * 2 < chunk.batch.num_rows and chunk.nbytes > MIN_COMPACT_BYTES
+            chunk.where != "disk"
+            and chunk.num_left * 2 < chunk.batch.num_rows
+            and chunk.nbytes > MIN_COMPACT_BYTES
         ):
             self.nbytes -= chunk.nbytes
-            chunk.batch = chunk.batch.take(pa.array(list(chunk.index_of.values()), pa.int64()))
-            chunk.index_of = {row_id: index for index, row_id in enumerate(chunk.index_of)}
-            chunk.nbytes = chunk.batch.nbytes
+            chunk_of = self._chunk_of[part]
+            left = [index for index, row_id in enumerate(chunk.row_ids) if chunk_of.get(row_id) is chunk]
+            chunk.replace(
+                chunk.batch.take(pa.array(left, pa.int64())), [chunk.row_ids[index] for index in left]
+            )
             self.nbytes += chunk.nbytes
 
     # ---- disk -------------------------------------------------------------------------------------------------
@@ -139,51 +179,59 @@ class ColumnStore:
     def moved(self, chunk: Chunk, original: pa.RecordBatch, batch: pa.RecordBatch | None) -> None:
         """Note where a chunk lies now: in `batch` on disk, or, if that is None, still in memory."""
         chunk.where = "memory"
-        if batch is not None and chunk.index_of and chunk.batch is original:
+        if batch is not None and chunk.num_left and chunk.batch is original:
             chunk.batch = batch
             chunk.where = "disk"
             self.disk_nbytes += chunk.nbytes
             self._in_memory.pop(id(chunk), None)
 
 
-def gather(places: Sequence[Place | None], column: str, arrow_type: pa.DataType) -> pa.ChunkedArray:
+def gather(runs: Sequence[Run], column: str, arrow_type: pa.DataType) -> pa.ChunkedArray:
     """Return one column of rows, in order: slices of batches where rows lie side by side, copies where they do not."""
-    pieces = []
-    start = 0
-    while start < len(places):
-        first = places[start]
-        end = start + 1
-        if first is None:
-            while end < len(places) and places[end] is None:
-                end += 1
-            pieces.append(pa.nulls(end - start, arrow_type))
-        else:
-            indices = [first[1]]
-            while end < len(places) and (place := places[end]) is not None and place[0] is first[0]:
-                indices.append(place[1])
-                end += 1
-            pieces.append(_pick(first[0], column, indices, arrow_type))
-        start = end
-    return pa.chunked_array(pieces, arrow_type)
+    return pa.chunked_array([_pick(run, column, arrow_type) for run in runs], arrow_type)
 
 
-def _pick(batch: pa.RecordBatch, column: str, indices: list[int], arrow_type: pa.DataType) -> pa.Array:
-    position = batch.schema.get_field_index(column)
-    if position < 0:
-        return pa.nulls(len(indices), arrow_type)
-    values = batch.column(position)
-    if indices == list(range(indices[0], indices[0] + len(indices))):
-        return values.slice(indices[0], len(indices))
-    return values.take(pa.array(indices, pa.int64()))
+def _pick(run: Run, column: str, arrow_type: pa.DataType) -> pa.Array:
+    position = -1 if run.batch is None else run.batch.schema.get_field_index(column)
+    if run.batch is None or position < 0:
+        return pa.nulls(len(run.indices), arrow_type)
+    values = run.batch.column(position)
+    if isinstance(run.indices, range):
+        return values.slice(run.indices.start, len(run.indices))
+    return values.take(pa.array(run.indices, pa.int64()))
+
+
+def choose(runs: Sequence[Run], places: Sequence[int]) -> list[Run]:
+    """Return the rows of runs at `places`, counted over all runs."""
+    rows = [(run.batch, index) for run in runs for index in run.indices]
+    chosen: list[Run] = []
+    for batch, same in groupby([rows[place] for place in places], key=itemgetter(0)):
+        indices = [index for _, index in same]
+        chosen.append(Run(batch, _as_range(indices) or indices))
+    return chosen
 
 
 def cut(table: pa.Table, target_bytes: int = TARGET_BATCH_BYTES) -> pa.Table:
-    """Return the same rows in batches of about 2 MB; many small pieces are joined, few large ones are not copied."""
-    if not table.num_rows:
-        return table
+    """Return the same rows in batches of about 2 MB; many small pieces are joined, few large ones are not copied.
+
+    Rows that were put together stay together: what was cut so on its way in is not cut again on its way out.
+    """
     table = joined(table)
-    rows = max(1, table.num_rows * target_bytes // max(table.nbytes, 1))
-    return pa.Table.from_batches(table.to_batches(max_chunksize=rows), table.schema)
+    # Never less than nbytes, and found without a look at the offsets.
+    if table.get_total_buffer_size() <= target_bytes:
+        return table
+    batches = table.to_batches()
+    pieces = [piece for batch in batches for piece in _pieces(batch, target_bytes)]
+    return table if len(pieces) == len(batches) else pa.Table.from_batches(pieces, table.schema)
+
+
+def _pieces(batch: pa.RecordBatch, target_bytes: int) -> list[pa.RecordBatch]:
+    """Cut a batch that is over one and a half times as large as wanted into equal pieces of at least a row."""
+    num_pieces = min(batch.num_rows, round(batch.nbytes / target_bytes))
+    if num_pieces <= 1:
+        return [batch]
+    ends = [batch.num_rows * number // num_pieces for number in range(num_pieces + 1)]
+    return [batch.slice(start, end - start) for start, end in pairwise(ends)]
 
 
 def joined(table: pa.Table) -> pa.Table:

@@ -33,7 +33,7 @@ from flight.server import watching
 from flight.server.description import described_schema
 from flight.server.idle import OpenPut, PutWatch
 from flight.server.plans import to_fetch, to_message, to_order
-from flight.server.putting import add_batch, put_shared
+from flight.server.putting import add_batch, put_shared, sum_up
 from flight.server.sql import SqlEngine
 from flight.server.subscription import serve_subscription
 from flight.server.tables import read_dead, table_actions
@@ -118,16 +118,21 @@ class QueueServer(paflight.FlightServerBase):
         reader: paflight.MetadataRecordBatchReader,
         writer: paflight.FlightMetadataWriter,
     ) -> None:
-        """Add batches to a table, acknowledging each."""
+        """Add batches to a table, acknowledging each, or all at the end."""
         with self._call("put"), self._puts.open(context.peer()) as put:
             command = _put_command(descriptor)
             wait = self._wait(context, command.deadline_s)
+            acks: list[m.PutAck] = []
             while (chunk := _next_chunk(reader, put)) is not None:
                 if chunk.data is None:
                     raise InvalidRequestError(
                         f"put into {command.table}: message must hold a batch, got metadata only"
                     )
-                writer.write(m.encode(add_batch(self._broker, command, chunk.data, wait)))
+                acks.append(add_batch(self._broker, command, chunk.data, wait))
+                if command.acks == "each":
+                    writer.write(m.encode(acks.pop()))
+            if command.acks == "last":
+                writer.write(m.encode(sum_up(acks)))
 
     def do_get(
         self, context: paflight.ServerCallContext, ticket: paflight.Ticket

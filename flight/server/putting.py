@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from flight import messages as m
 from flight.broker import Broker, Wait
-from flight.data.batches import check_buffers
+from flight.data.batches import check_buffers, check_names
 from flight.errors import InvalidRequestError
+from flight.schema import KEY_COLUMNS
 from flight.shared.host import SharedMemoryHost
 
 MAX_BATCH_BYTES = 512 << 20
 """Largest batch that one message of a put may hold."""
 
+MIN_KEPT_BYTES = 1 << 20
+"""Messages from this size on have memory of their own; a smaller one may be a part of what was read at once."""
+
+MOST_BESIDES = 1 / 16
+"""Share of a message that may be something else than values if it is kept as it came."""
+
 
 def add_batch(
     broker: Broker, command: m.PutCommand | m.PutShared, batch: pa.RecordBatch, wait: Wait
 ) -> m.PutAck:
-    """Add one batch to its table; what lies in shared memory is kept where it lies."""
+    """Add one batch to its table; what lies in shared memory, or fills its message, is kept where it lies."""
+    check_names(command.table, batch.schema)
     check_buffers(command.table, batch, full=False)
     if batch.nbytes > MAX_BATCH_BYTES:
         raise InvalidRequestError(
             f"put into {command.table}: batch must be at most {MAX_BATCH_BYTES} bytes, "
             f"got {batch.nbytes}; cut it to 1 to 4 MB"
         )
-    is_shared = isinstance(command, m.PutShared)
-    outcome = broker.put(command.table, batch, command.writer, wait, is_retained=is_shared)
+    can_stay = isinstance(command, m.PutShared) or fills_its_message(batch)
+    outcome = broker.put(command.table, batch, command.writer, wait, is_retained=can_stay)
     return m.PutAck(num_rows=batch.num_rows, num_duplicates=outcome.num_duplicates, row_ids=outcome.row_ids)
+
+
+def fills_its_message(batch: pa.RecordBatch) -> bool:
+    """Return whether a received batch can be kept without a copy.
+
+    Its buffers are slices of one gRPC message, all of which stays as long as one of them does. That is no loss if there
+    is next to nothing else in it, and then what the table accounts for is what it holds. The rows of a batch go
+    together or are copied out by the store, so a few never keep the message of many for long.
+    """
+    buffers = [each for column in batch.columns for each in column.buffers() if each is not None]
+    messages = {(message.address, message.size) for message in map(_whole, buffers)}
+    if len(messages) != 1:
+        return False
+    [(_, message_bytes)] = messages
+    key_bytes = sum(
+        column.nbytes
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if name in KEY_COLUMNS
+    )
+    value_bytes = batch.nbytes - key_bytes
+    return message_bytes >= MIN_KEPT_BYTES and value_bytes >= message_bytes * (1 - MOST_BESIDES)
+
+
+def _whole(buffer: pa.Buffer) -> pa.Buffer:
+    while buffer.parent is not None:
+        buffer = buffer.parent
+    return buffer
+
+
+def sum_up(acks: Sequence[m.PutAck]) -> m.PutAck:
+    """Return one acknowledgement for all batches of a put."""
+    return m.PutAck(
+        num_rows=sum(ack.num_rows for ack in acks),
+        num_duplicates=sum(ack.num_duplicates for ack in acks),
+        row_ids=[row_id for ack in acks for row_id in ack.row_ids],
+    )
 
 
 def put_shared(

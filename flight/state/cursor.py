@@ -10,82 +10,30 @@ a fifo consumer, a whole group for a groups consumer.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
-from flight.errors import InvalidRequestError, LeaseLostError
+from flight.errors import InvalidRequestError
 from flight.schema import ConsumerSpec, TableSpec
-from flight.state.ready import ReadyQueue
+from flight.state.leases import Lease, LeaseBook, Row, Unit, rows_of
+from flight.state.ready import Entry, ReadyQueue
 from flight.state.tally import Tally
 
-CLOSED_LEASES_KEPT = 4096
-"""Closed leases remembered a consumer, so that a repeated ack or nack is answered and not refused."""
 
+class Cursor(LeaseBook):
+    """Ready queue and leases of one consumer. Every operation costs O(log rows) a unit at most.
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """One row's state. `parts` and `pending` are bit sets: parts that are there, consumers not finished yet.
-
-    `labels` are the values of the columns that a sampler looks at, as far as they have come.
+    What concerns many rows is done for all of them at once: a put or a take of rows in order makes a fixed number of
+    Python calls, whatever their number.
     """
-
-    row_id: int
-    uid: str
-    group_id: str
-    version: int
-    parts: int
-    pending: int
-    given_up: bool = False
-    dead: int = 0
-    """Bit set of the consumers of which the row is a dead letter."""
-    put_at: float = 0.0
-    num_made: int = 0
-    """Rows that were put under the tickets for this row."""
-    labels: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class Unit:
-    """Rows delivered together. `version` is the oldest policy_version_start among them."""
-
-    rows: list[Row]
-    version: int
-    state: Literal["forming", "ready", "leased"] = "forming"
-    attempts: int = 0
-    lease_id: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """Units held by `member` until `deadline`.
-
-    version: the policy version that they are taken for.
-    max_staleness: the bound that held then; None unless the consumer is the one that it holds for.
-    """
-
-    lease_id: str
-    member: str
-    version: int
-    deadline: float
-    max_staleness: int | None = None
-    units: dict[int | str, Unit] = field(default_factory=dict)
-    num_closed: int = 0
-
-    def rows(self) -> list[Row]:
-        """Return the rows still held, in the order of delivery."""
-        return [row for unit in self.units.values() for row in unit.rows]
-
-
-class Cursor:
-    """Ready queue and leases of one consumer. Every operation costs O(log rows) a unit at most."""
 
     def __init__(
         self, consumer: ConsumerSpec, table: TableSpec, *, bit: int, needs: int, lease_prefix: str
     ) -> None:
-        self.name = consumer.name
+        super().__init__(consumer.name, lease_prefix)
         self.bit = bit
         self.needs = needs
         """Parts that a row must have to be ready."""
@@ -94,7 +42,6 @@ class Cursor:
         """Whether the oldest policy version goes first; otherwise the oldest row does."""
         self.unit_size = table.group_size if self.by_group else 1
         self.units: dict[int | str, Unit] = {}
-        self.leases: dict[str, Lease] = {}
         self.unready = Tally()
         """Rows of the table that are not ready yet, by policy_version_start."""
         self.ready = Tally()
@@ -106,11 +53,7 @@ class Cursor:
         """Whole groups without any difference in the column `skip_equal`, since the owner last cleared this list."""
         self._mix_column = consumer.mix.column if consumer.mix else ""
         self._skip_equal = consumer.skip_equal
-        self._queue: ReadyQueue[Unit] = ReadyQueue(self._is_ready, consumer.mix)
-        self._expiries: list[tuple[float, str]] = []
-        self._closed: OrderedDict[str, int] = OrderedDict()
-        self._lease_prefix = lease_prefix
-        self._num_leases = 0
+        self._queue: ReadyQueue[Unit] = ReadyQueue(_is_ready, consumer.mix)
 
     def key(self, row: Row) -> int | str:
         """Return which unit a row belongs to."""
@@ -119,29 +62,43 @@ class Cursor:
     def _version(self, row: Row) -> int:
         return row.version if self.by_version else 0
 
-    def arrive(self, row: Row) -> None:
-        """Note a new row; it is ready at once if its columns are there."""
-        self.unready.shift(self._version(row), 1)
-        self.advance(row)
+    def arrive(self, rows: Sequence[Row]) -> None:
+        """Note new rows; those whose columns are there are ready at once."""
+        self._shift(self.unready, rows, 1)
+        self.advance(rows)
 
-    def advance(self, row: Row) -> None:
-        """Make a row ready if the parts that this consumer needs are there; idempotent for a unit that is ready."""
-        if self.needs & ~row.parts:
+    def advance(self, rows: Sequence[Row]) -> None:
+        """Make rows ready if the parts that this consumer needs are there; idempotent for those that are ready."""
+        rows = [row for row in rows if not self.needs & ~row.parts]
+        if self.by_group:
+            self._join_groups(rows)
             return
-        unit = self.units.get(self.key(row))
-        if unit is None:
-            unit = self.units[self.key(row)] = Unit([], self._version(row))
-        if unit.state != "forming" or row in unit.rows:
-            return
-        unit.rows.append(row)
-        unit.version = min(unit.version, self._version(row))
-        if len(unit.rows) == self.unit_size:
-            unit.rows.sort(key=lambda each: each.row_id)
-            for each in unit.rows:
-                self.unready.shift(self._version(each), -1)
-            self._enqueue(unit)
-            if self._skip_equal and _are_equal([row.labels.get(self._skip_equal) for row in unit.rows]):
-                self.uniform.append(unit)
+        rows = [row for row in rows if row.row_id not in self.units]
+        versions = map(attrgetter("version"), rows) if self.by_version else repeat(0)
+        units = list(map(Unit, zip(rows), versions))
+        self.units.update(zip(map(attrgetter("row_id"), rows), units, strict=True))
+        self._shift(self.unready, rows, -1)
+        self._enqueue(units)
+
+    def _join_groups(self, rows: Sequence[Row]) -> None:
+        whole: list[Unit] = []
+        for row in rows:
+            unit = self.units.get(row.group_id)
+            if unit is None:
+                unit = self.units[row.group_id] = Unit((), self._version(row))
+            if unit.state != "forming" or row in unit.rows:
+                continue
+            unit.rows += (row,)
+            unit.version = min(unit.version, self._version(row))
+            if len(unit.rows) == self.unit_size:
+                unit.rows = tuple(sorted(unit.rows, key=attrgetter("row_id")))
+                unit.state = "ready"
+                whole.append(unit)
+        self._shift(self.unready, rows_of(whole), -1)
+        self._enqueue(whole)
+        if self._skip_equal:
+            labels = ([row.labels.get(self._skip_equal) for row in unit.rows] for unit in whole)
+            self.uniform += [unit for unit, values in zip(whole, labels, strict=True) if _are_equal(values)]
 
     def num_ready(self) -> int:
         """Return how many rows could be taken now."""
@@ -157,16 +114,19 @@ class Cursor:
 
     def pop(self) -> Unit | None:
         """Remove and return the oldest ready unit; `push` or `lease` must follow."""
-        unit = self._queue.pop()
-        if unit is not None:
-            self.ready.shift(unit.version, -self.unit_size)
-        return unit
+        return next(iter(self.pop_many(1)), None)
 
-    def push(self, units: Iterable[Unit]) -> None:
+    def pop_many(self, max_units: int) -> list[Unit]:
+        """Remove and return the oldest ready units; `push` or `lease` must follow."""
+        units = self._queue.pop_many(max_units)
+        self._shift(self.ready, units, -self.unit_size)
+        return units
+
+    def push(self, units: Sequence[Unit]) -> None:
         """Put units that were popped back into the queue, in their old places."""
-        for unit in units:
-            self.ready.shift(unit.version, self.unit_size)
-            self._queue.unpop(unit, self._order(unit), self._label(unit))
+        self._shift(self.ready, units, self.unit_size)
+        for label, entries in self._entries(units).items():
+            self._queue.unpop_many(entries, label)
 
     def lease(
         self,
@@ -178,44 +138,18 @@ class Cursor:
         max_staleness: int | None = None,
     ) -> Lease:
         """Hand popped units to a member until `deadline`."""
-        self._num_leases += 1
-        lease_id = f"{self._lease_prefix}{self.name}-{self._num_leases}"
-        lease = Lease(lease_id, member, version, deadline, max_staleness)
+        lease = Lease(self.next_lease_id(), member, version, deadline, max_staleness, self._by_key(units))
+        num_again = 0
         for unit in units:
+            num_again += unit.attempts > 0
             unit.state = "leased"
             unit.attempts += 1
             unit.lease_id = lease.lease_id
-            self.counts["redelivered"] += self.unit_size if unit.attempts > 1 else 0
-            lease.units[self.key(unit.rows[0])] = unit
-        self.leases[lease.lease_id] = lease
+        self.counts["redelivered"] += num_again * self.unit_size
+        self.open(lease)
         self.leased.shift(version, len(units) * self.unit_size)
         self.counts["taken"] += len(units) * self.unit_size
-        heapq.heappush(self._expiries, (deadline, lease.lease_id))
         return lease
-
-    def renew(self, lease_id: str, deadline: float) -> None:
-        """Move a live lease's deadline."""
-        lease = self.find(lease_id)
-        lease.deadline = deadline
-        heapq.heappush(self._expiries, (deadline, lease_id))
-
-    def find(self, lease_id: str) -> Lease:
-        """Return a live lease.
-
-        Raises:
-            LeaseLostError: it has expired, or there never was one of that name.
-        """
-        lease = self.leases.get(lease_id)
-        if lease is None:
-            raise LeaseLostError(
-                f"consumer {self.name!r}: lease must be live, got {lease_id!r}, which is unknown or has expired; "
-                "its rows go to the next taker"
-            )
-        return lease
-
-    def closed(self, lease_id: str) -> int | None:
-        """Return how many rows a lease held that was acked or nacked whole, None if it is not remembered."""
-        return self._closed.get(lease_id)
 
     def detach(self, lease: Lease, uids: set[str] | None) -> list[Unit]:
         """Take units out of a lease: all, or those of `uids`, which must name whole units.
@@ -237,43 +171,32 @@ class Cursor:
                     f"consumer {self.name!r}: uids must name whole groups of {self.unit_size} rows, "
                     f"got {len(uids)} rows"
                 )
-        for unit in chosen:
-            del lease.units[self.key(unit.rows[0])]
+        if uids is None:
+            lease.units.clear()
+        else:
+            for key in self._by_key(chosen):
+                del lease.units[key]
         self.leased.shift(lease.version, -(len(chosen) * self.unit_size))
         lease.num_closed += len(chosen) * self.unit_size
         if not lease.units:
-            self._close(lease)
+            self.close(lease)
         return chosen
 
     def expired(self, now: float) -> list[Lease]:
         """Remove and return the leases whose deadline has passed; their units stay for `give_back`."""
-        lost = []
-        while self._expiries and self._expiries[0][0] <= now:
-            _, lease_id = heapq.heappop(self._expiries)
-            lease = self.leases.get(lease_id)
-            if lease is not None and lease.deadline <= now:
-                del self.leases[lease_id]
-                self.leased.shift(lease.version, -(len(lease.units) * self.unit_size))
-                lost.append(lease)
+        lost = self.pop_expired(now)
+        for lease in lost:
+            self.leased.shift(lease.version, -(len(lease.units) * self.unit_size))
         return lost
-
-    def next_expiry(self) -> float | None:
-        """Return when the next lease may expire, None if none is held."""
-        while self._expiries and self._expiries[0][1] not in self.leases:
-            heapq.heappop(self._expiries)
-        return self._expiries[0][0] if self._expiries else None
 
     def give_back(self, units: Iterable[Unit], max_attempts: int) -> tuple[list[Row], list[Row]]:
         """Queue detached units again; return the rows that are ready again and the rows tried too often."""
-        again: list[Row] = []
-        dead: list[Row] = []
+        dead: list[Unit] = []
+        again: list[Unit] = []
         for unit in units:
-            if unit.attempts >= max_attempts:
-                dead += unit.rows
-            else:
-                self._enqueue(unit)
-                again += unit.rows
-        return again, dead
+            (dead if unit.attempts >= max_attempts else again).append(unit)
+        self._enqueue(again)
+        return rows_of(again), rows_of(dead)
 
     def forget(self, row: Row) -> str:
         """Remove a row wherever it stands. What is left of its group is unready again; its lease shrinks.
@@ -292,15 +215,16 @@ class Cursor:
             self.ready.shift(unit.version, -self.unit_size)
         else:
             self._remove_leased(unit)
-        left = [each for each in unit.rows if each is not row]
+        left = tuple(each for each in unit.rows if each is not row)
         if left:
-            # A new object: the queue may still hold the old one, and skips it because it is not the unit of record.
+            # A new object: the queue may still hold the old one, and skips it because it is gone.
             self.units[key] = Unit(left, min(map(self._version, left)), attempts=unit.attempts)
             if unit.state != "forming":
-                for each in left:
-                    self.unready.shift(self._version(each), 1)
+                self._shift(self.unready, left, 1)
         self._queue.compact(len(self.units))
-        return unit.lease_id if unit.state == "leased" else ""
+        lease_id = unit.lease_id if unit.state == "leased" else ""
+        unit.state = "gone"
+        return lease_id
 
     def is_leased(self, row: Row) -> bool:
         """Return whether a live lease holds the row."""
@@ -309,36 +233,52 @@ class Cursor:
 
     def revive(self, rows: list[Row]) -> None:
         """Queue a unit that was finished again, as if it had never been tried."""
-        unit = Unit(list(rows), min(map(self._version, rows)))
+        unit = Unit(tuple(rows), min(map(self._version, rows)))
         self.units[self.key(rows[0])] = unit
-        self._enqueue(unit)
+        self._enqueue([unit])
 
     def held_until(self, row: Row) -> float | None:
         """Return the deadline of the live lease that holds the row, None if none does."""
         return self.leases[self.units[self.key(row)].lease_id].deadline if self.is_leased(row) else None
 
-    def void(self, lease_ids: Iterable[str]) -> None:
-        """Forget leases that have lost all rows; an ack of one is refused, not answered as a repetition."""
-        for lease_id in lease_ids:
-            self._closed.pop(lease_id, None)
+    def finish(self, units: Iterable[Unit]) -> None:
+        """Forget detached units."""
+        by_key = self.units
+        for unit in units:
+            row = unit.rows[0]
+            by_key.pop(row.group_id if self.by_group else row.row_id, None)
 
-    def finish(self, unit: Unit) -> None:
-        """Forget a detached unit."""
-        self.units.pop(self.key(unit.rows[0]), None)
+    def _by_key(self, units: Iterable[Unit]) -> dict[int | str, Unit]:
+        """Return units by the key of their rows."""
+        if self.by_group:
+            return {unit.rows[0].group_id: unit for unit in units}
+        return {unit.rows[0].row_id: unit for unit in units}
 
-    def _enqueue(self, unit: Unit) -> None:
-        unit.state = "ready"
-        self.ready.shift(unit.version, self.unit_size)
-        self._queue.push(unit, self._order(unit), self._label(unit))
+    def _shift(self, tally: Tally, items: Sequence[Row] | Sequence[Unit], change: int) -> None:
+        """Add `change` for each row or unit to a tally by version, which one consumer alone tells apart."""
+        if not self.by_version:
+            tally.shift(0, change * len(items))
+            return
+        for version, number in Counter([item.version for item in items]).items():
+            tally.shift(version, change * number)
 
-    def _is_ready(self, unit: Unit) -> bool:
-        return unit.state == "ready" and self.units.get(self.key(unit.rows[0])) is unit
+    def _enqueue(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            unit.state = "ready"
+        self._shift(self.ready, units, self.unit_size)
+        for label, entries in self._entries(units).items():
+            self._queue.extend(entries, label)
 
-    def _order(self, unit: Unit) -> tuple[int, int]:
-        return unit.version, unit.rows[0].row_id
-
-    def _label(self, unit: Unit) -> Any:
-        return unit.rows[0].labels.get(self._mix_column)
+    def _entries(self, units: Sequence[Unit]) -> dict[Any, list[Entry[Unit]]]:
+        """Return units as sorted entries of the queue, by what their first row says about the mix."""
+        entries = sorted([(unit.version, unit.rows[0].row_id, unit) for unit in units])
+        if not self._mix_column:
+            return {None: entries} if entries else {}
+        by_label: dict[Any, list[Entry[Unit]]] = {}
+        for entry in entries:
+            label = self._queue.source(entry[2].rows[0].labels.get(self._mix_column))
+            by_label.setdefault(label, []).append(entry)
+        return by_label
 
     def _remove_leased(self, unit: Unit) -> None:
         lease = self.leases[unit.lease_id]
@@ -346,13 +286,11 @@ class Cursor:
         self.leased.shift(lease.version, -self.unit_size)
         lease.num_closed += self.unit_size
         if not lease.units:
-            self._close(lease)
+            self.close(lease)
 
-    def _close(self, lease: Lease) -> None:
-        del self.leases[lease.lease_id]
-        self._closed[lease.lease_id] = lease.num_closed
-        while len(self._closed) > CLOSED_LEASES_KEPT:
-            self._closed.popitem(last=False)
+
+def _is_ready(unit: Unit) -> bool:
+    return unit.state == "ready"
 
 
 def _are_equal(values: list[Any]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flight.state.cursor import Row, Unit
+from flight.state.leases import Row, Unit
 
 DEAD_COLUMNS = ("dead_consumer", "dead_attempts", "dead_reason")
 """Columns that `read` adds for dead letters."""

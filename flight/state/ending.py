@@ -8,6 +8,7 @@ after all, or their prompt be requeued, they are expected again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from flight.errors import InvalidRequestError, TableSealedError
 
@@ -46,7 +47,7 @@ class Ending:
             self.is_declared = True
             self.expected_rows = expected_rows
 
-    def check_open(self, where: str, num_new: int, num_put: int, group_ids: set[str]) -> None:
+    def check_open(self, where: str, num_new: int, num_put: int, group_ids: Iterable[str]) -> None:
         """Raise unless `num_new` rows of these groups may come.
 
         Raises:
@@ -61,7 +62,7 @@ class Ending:
                 f"{where}: new rows must come before the end, got {num_new} after {num_put} rows came and "
                 f"{self.num_never} were given up with their prompts; requeue the prompts first"
             )
-        given_up = self.num_never - sum(self._missing.get(group_id, 0) for group_id in group_ids)
+        given_up = self.num_never - sum(self._missing.get(group_id, 0) for group_id in set(group_ids))
         if num_put + given_up + num_new > self.expected_rows:
             raise TableSealedError(
                 f"{where}: rows must be at most the expected {self.expected_rows}, "

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from flight.errors import InvalidRequestError
-from flight.state.cursor import Row
+from flight.state.leases import Row
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ books. A ticket ends with the lease of its row: put first, ack then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +19,9 @@ from typing import Any, Literal
 from flight.errors import InvalidRequestError, TableNotFoundError
 from flight.schema import Column, ConsumerSpec
 from flight.staleness import StalenessGate
-from flight.state.cursor import Cursor, Lease, Unit
+from flight.state.cursor import Cursor
 from flight.state.evolution import evolve
+from flight.state.leases import Lease, Unit
 from flight.state.settlement import Settlement
 from flight.state.tally import Tally
 from flight.table import PutOutcome, TableState
@@ -106,8 +108,8 @@ class Ledger(Settlement):
         outcome = table.put(uids, group_ids, parts, versions, labels, now=now)
         gate = self.gates.get(name)
         if gate is not None:
-            for row in outcome.arrived:
-                gate.arrive(row.group_id)
+            for group_id, num_rows in Counter([row.group_id for row in outcome.arrived]).items():
+                gate.arrive(group_id, num_rows)
         self._settle_arrivals(name, outcome.arrived)
         self._skip_uniform(table)
         return outcome
@@ -237,19 +239,24 @@ class Ledger(Settlement):
         min_rows = 1 if table.no_more_coming(cursor) else request.min_rows
         if cursor.num_ready() < min_rows:
             return []
-        room = entrance.room(request.policy_version) if entrance else 0
-        units: list[Unit] = []
-        for _ in range(request.max_rows // cursor.unit_size):
-            unit = cursor.oldest()
-            if unit is None:
-                break
-            room -= sum(self._charge(table, row.uid) for row in unit.rows) if entrance else 0
-            if room < 0:
-                break
-            units += filter(None, [cursor.pop()])
+        max_units = request.max_rows // cursor.unit_size
+        if entrance is None:
+            units = cursor.pop_many(max_units)
+        else:
+            units = self._pop_within(table, cursor, max_units, entrance.room(request.policy_version))
         if len(units) * cursor.unit_size < min_rows:
             cursor.push(units)
             return []
+        return units
+
+    def _pop_within(self, table: TableState, cursor: Cursor, max_units: int, room: int) -> list[Unit]:
+        """Pop the oldest units whose tickets fit into the room at the entrance."""
+        units: list[Unit] = []
+        while len(units) < max_units and (unit := cursor.oldest()) is not None:
+            room -= sum(self._charge(table, row.uid) for row in unit.rows)
+            if room < 0:
+                break
+            units += filter(None, [cursor.pop()])
         return units
 
     def _charge(self, table: TableState, uid: str) -> int:
@@ -264,9 +271,7 @@ class Ledger(Settlement):
         cursor = table.cursors[gate.spec.consumer]
         if table.no_more_coming(cursor):
             return False
-        batch = Tally()
-        for unit in units:
-            batch.shift(unit.version, cursor.unit_size)
+        batch = Tally([unit.version for unit in units for _ in unit.rows])
         num_taken = cursor.leased[version] + gate.trained[version]
         return gate.should_wait(batch, cursor.ready, cursor.unready, version, num_taken)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flight.data.store import Place, gather
+from flight.data.store import Run, gather
 from flight.schema import StalenessPolicy, TableSpec
 
 TOKEN_VERSIONS, TOKENS = "token_policy_versions", "completion_token_ids"
@@ -50,7 +50,7 @@ class Marks:
     start_versions: Sequence[int]
     source: str
     source_type: pa.DataType
-    places: Sequence[Place | None]
+    places: Sequence[Run]
 
     def columns(self) -> Computed:
         """Return `staleness` and, if the policy delivers stale tokens and the table has tokens, `stale_tokens`."""

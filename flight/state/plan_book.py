@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from flight.errors import InvalidRequestError, LeaseLostError
-from flight.state.cursor import Lease, Row
+from flight.state.leases import Lease, Row
 from flight.state.plan import Split, SplitRules, num_micro_batches, split_rows
 
 PLANS_KEPT = 256
@@ -137,9 +137,8 @@ class PlanBook:
     def add(self, order: PlanOrder, lease: Lease, sizes: Sequence[int]) -> Plan:
         """Split the rows of a lease and remember that as the plan of the step."""
         rows = lease.rows()
-        attempts = [unit.attempts for unit in lease.units.values() for _ in unit.rows]
         split = split_rows(sizes, [row.group_id for row in rows], order.rules)
-        plan = Plan(order, lease, rows, attempts, list(sizes), split)
+        plan = Plan(order, lease, rows, lease.attempts(), list(sizes), split)
         steps = self._by_step.setdefault(order.consumer, OrderedDict())
         steps[order.step] = plan
         steps.move_to_end(order.step)

@@ -10,7 +10,8 @@ A source that was empty starts again at the present turn: it does not catch up o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from flight.schema import MixSpec
@@ -23,19 +24,76 @@ OTHER = ""
 
 Item = TypeVar("Item")
 Order = tuple[int, int]
+Entry = tuple[int, int, Item]
+"""An order and its item."""
+
+
+class _Line(Generic[Item]):
+    """The items of one source. Nearly all come in order: those stand in `in_order`, only the others in a heap."""
+
+    def __init__(self, is_live: Callable[[Item], bool]) -> None:
+        self.turn = 0.0
+        self._is_live = is_live
+        self._in_order: deque[Entry[Item]] = deque()
+        self._late: list[Entry[Item]] = []
+
+    def __len__(self) -> int:
+        return len(self._in_order) + len(self._late)
+
+    def extend(self, entries: Sequence[Entry[Item]]) -> None:
+        """Add entries, which are sorted: at the end or before the front if they belong there, else in between."""
+        if not self._in_order or self._in_order[-1][:2] < entries[0][:2]:
+            self._in_order.extend(entries)
+        elif entries[-1][:2] < self._in_order[0][:2]:
+            self._in_order.extendleft(reversed(entries))
+        else:
+            for entry in entries:
+                heapq.heappush(self._late, entry)
+
+    def front(self) -> Item | None:
+        """Return the first live item; removed ones before it are forgotten."""
+        while len(self):
+            item = (self._late if self._is_late_first() else self._in_order)[0][2]
+            if self._is_live(item):
+                return item
+            self._pop_entry()
+        return None
+
+    def pop(self, max_items: int) -> list[Item]:
+        """Remove and return the first live items, at most `max_items`."""
+        items: list[Item] = []
+        while len(self) and (num_wanted := max_items - len(items)) > 0:
+            if self._late:
+                entries = [self._pop_entry()]
+            else:
+                take_first = self._in_order.popleft
+                entries = [take_first() for _ in range(min(num_wanted, len(self._in_order)))]
+            items += filter(self._is_live, [entry[2] for entry in entries])
+        return items
+
+    def compact(self) -> None:
+        """Forget removed items."""
+        self._in_order = deque(entry for entry in self._in_order if self._is_live(entry[2]))
+        self._late = [entry for entry in self._late if self._is_live(entry[2])]
+        heapq.heapify(self._late)
+
+    def _is_late_first(self) -> bool:
+        return bool(self._late) and (not self._in_order or self._late[0][:2] < self._in_order[0][:2])
+
+    def _pop_entry(self) -> Entry[Item]:
+        return heapq.heappop(self._late) if self._is_late_first() else self._in_order.popleft()
 
 
 class ReadyQueue(Generic[Item]):
     """Items by source and order. Removed items stay as empty entries until they come to the front.
 
-    An operation costs O(log items + sources).
+    An item in order costs O(1), any other O(log items), and each delivery of a mix O(sources).
     """
 
     def __init__(self, is_live: Callable[[Item], bool], mix: MixSpec | None = None) -> None:
         self._is_live = is_live
         self._mix = mix
-        self._heaps: dict[str, list[tuple[int, int, Item]]] = {}
-        self._turns: dict[str, float] = {}
+        self._lines: dict[str, _Line[Item]] = {}
         self._now = 0.0
         """The turn of the last delivery."""
 
@@ -49,53 +107,66 @@ class ReadyQueue(Generic[Item]):
 
     def push(self, item: Item, order: Order, label: object = None) -> None:
         """Add an item."""
-        source = self.source(label)
-        heap = self._heaps.setdefault(source, [])
-        if self._front(heap) is None:
-            self._turns[source] = max(self._turns.get(source, 0.0), self._now)
-        heapq.heappush(heap, (*order, item))
+        self.extend([(*order, item)], label)
+
+    def extend(self, entries: Sequence[Entry[Item]], label: object = None) -> None:
+        """Add items of one source, sorted by their order."""
+        line = self._line(label)
+        if line.front() is None:
+            line.turn = max(line.turn, self._now)
+        line.extend(entries)
 
     def peek(self) -> Item | None:
         """Return the next item without taking it."""
         source = self._next()
-        return None if source is None else self._heaps[source][0][2]
+        return None if source is None else self._lines[source].front()
 
     def pop(self) -> Item | None:
         """Remove and return the next item."""
-        source = self._next()
-        if source is None:
-            return None
-        self._now = self._turns[source]
-        self._turns[source] += self._stride(source)
-        return heapq.heappop(self._heaps[source])[2]
+        return next(iter(self.pop_many(1)), None)
+
+    def pop_many(self, max_items: int) -> list[Item]:
+        """Remove and return the next items, at most `max_items`."""
+        if self._mix is None:
+            return self._line(None).pop(max_items)
+        items: list[Item] = []
+        while len(items) < max_items and (source := self._next()) is not None:
+            line = self._lines[source]
+            self._now = line.turn
+            line.turn += self._stride(source)
+            items += line.pop(1)
+        return items
 
     def unpop(self, item: Item, order: Order, label: object = None) -> None:
         """Put an item back that was popped and not delivered: its source gets the turn back."""
-        source = self.source(label)
-        self._turns[source] -= self._stride(source)
-        self._now = min(self._now, self._turns[source])
-        heapq.heappush(self._heaps[source], (*order, item))
+        self.unpop_many([(*order, item)], label)
+
+    def unpop_many(self, entries: Sequence[Entry[Item]], label: object = None) -> None:
+        """Put items of one source back, sorted by their order."""
+        line = self._line(label)
+        line.turn -= self._stride(self.source(label)) * len(entries)
+        self._now = min(self._now, line.turn)
+        line.extend(entries)
 
     def compact(self, num_live: int) -> None:
         """Forget removed items if they are most of what is held."""
-        num_held = sum(map(len, self._heaps.values()))
+        num_held = sum(map(len, self._lines.values()))
         if num_held > COMPACT_ABOVE and num_held > 2 * num_live:
-            for source, heap in self._heaps.items():
-                self._heaps[source] = [entry for entry in heap if self._is_live(entry[2])]
-                heapq.heapify(self._heaps[source])
+            for line in self._lines.values():
+                line.compact()
+
+    def _line(self, label: object) -> _Line[Item]:
+        source = self.source(label)
+        line = self._lines.get(source)
+        if line is None:
+            line = self._lines[source] = _Line(self._is_live)
+        return line
 
     def _stride(self, source: str) -> float:
         if self._mix is None:
             return 0.0
         return 1.0 / self._mix.weights.get(source, self._mix.other_weight)
 
-    def _front(self, heap: list[tuple[int, int, Item]]) -> Item | None:
-        while heap:
-            if self._is_live(heap[0][2]):
-                return heap[0][2]
-            heapq.heappop(heap)
-        return None
-
     def _next(self) -> str | None:
-        ready = [source for source, heap in self._heaps.items() if self._front(heap) is not None]
-        return min(ready, key=lambda source: (self._turns[source], source), default=None)
+        ready = [source for source, line in self._lines.items() if line.front() is not None]
+        return min(ready, key=lambda source: (self._lines[source].turn, source), default=None)

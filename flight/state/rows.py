@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import count, islice, repeat
 
 from flight.errors import CapacityError, InvalidRequestError
 from flight.schema import KEY_COLUMNS, TableSpec
-from flight.state.cursor import Row
 from flight.state.ending import Ending
 from flight.state.groups import GroupBook
+from flight.state.leases import Row
 
 RETIRED_UIDS_KEPT = 100_000
 """Uids of retired rows remembered a table; a put repeated later than that makes a new row."""
@@ -32,8 +32,10 @@ class RowBook:
         self.part_names = list(dict.fromkeys(column.writer for column in spec.columns)) or [""]
         by_group = any(consumer.sampler == "groups" for consumer in spec.consumers)
         self.groups = GroupBook(spec.group_size) if by_group else None
-        self._by_uid: dict[str, Row] = {}
-        self._retired_uids: OrderedDict[str, int] = OrderedDict()
+        self._by_uid: dict[str, Row | int] = {}
+        """A row, or the number of one that is retired and still remembered."""
+        self._retired_uids: deque[str] = deque()
+        """Those that are remembered, oldest first."""
         self.end = Ending(spec.name)
         self.buried: dict[int, Row] = {}
         """Rows that only dead letters keep; they count as free room."""
@@ -49,11 +51,13 @@ class RowBook:
 
     def find(self, uid: str) -> Row | None:
         """Return the row of that uid if it is in the table."""
-        return self._by_uid.get(uid)
+        found = self._by_uid.get(uid)
+        return found if isinstance(found, Row) else None
 
     def find_retired(self, uid: str) -> int | None:
         """Return the number that a retired row had, if its uid is still remembered."""
-        return self._retired_uids.get(uid)
+        found = self._by_uid.get(uid)
+        return found if isinstance(found, int) else None
 
     def some_rows(self, max_rows: int | None, *, newest: bool) -> list[Row]:
         """Return the oldest (or newest) rows of the table, at most `max_rows`, oldest first."""
@@ -63,7 +67,13 @@ class RowBook:
 
     def num_new(self, uids: Sequence[str]) -> int:
         """Return how many of these uids are neither in the table nor remembered as retired."""
-        return sum(uid not in self._by_uid and uid not in self._retired_uids for uid in uids)
+        if self.are_new(uids):
+            return len(uids)
+        return sum(uid not in self._by_uid for uid in uids)
+
+    def are_new(self, uids: Sequence[str]) -> bool:
+        """Return whether all of these uids are new, as they mostly are."""
+        return self._by_uid.keys().isdisjoint(uids)
 
     @property
     def is_closed(self) -> bool:
@@ -97,12 +107,12 @@ class RowBook:
         if len(set(uids)) != len(uids):
             twice = next(uid for uid, num in Counter(uids).items() if num > 1)
             raise InvalidRequestError(f"{where}: uid must be unique inside a batch, got {twice!r} twice")
-        new_groups: Counter[str] = Counter()
-        for uid, group_id in zip(uids, group_ids, strict=True):
-            if uid not in self._by_uid and uid not in self._retired_uids:
-                new_groups[group_id] += 1
-        self.end.check_open(where, new_groups.total(), self.num_put, set(new_groups))
-        needed = self.groups.room_needed(where, new_groups) if self.groups else new_groups.total()
+        if not self.are_new(uids):
+            group_ids = [
+                group_id for uid, group_id in zip(uids, group_ids, strict=True) if uid not in self._by_uid
+            ]
+        self.end.check_open(where, len(group_ids), self.num_put, group_ids)
+        needed = self.groups.room_needed(where, Counter(group_ids)) if self.groups else len(group_ids)
         if needed > self.spec.capacity_rows:
             raise CapacityError(
                 f"{where}: one batch must need at most capacity_rows {self.spec.capacity_rows} rows, got {needed}; "
@@ -124,32 +134,56 @@ class RowBook:
 
     def begin_anew(self) -> None:
         """Forget uids and the end, once all rows are gone; row numbers go on."""
+        self._by_uid.clear()
         self._retired_uids.clear()
         self.end = Ending(self.spec.name)
         self._num_truncated = self.counts["put"] - self.counts["retracted"]
 
-    def add(self, uid: str, group_id: str, parts: int, version: int, pending: int) -> Row:
-        """Make a new row, unknown so far, that `pending` consumers have to finish."""
-        row = Row(self.counts["put"], uid, group_id, version, parts, pending)
-        self.counts["put"] += 1
-        self.rows[row.row_id] = row
-        self._by_uid[uid] = row
+    def add(
+        self,
+        uids: Sequence[str],
+        group_ids: Sequence[str],
+        versions: Iterable[int],
+        *,
+        parts: int,
+        pending: int,
+        now: float,
+    ) -> list[Row]:
+        """Make rows of new uids that `pending` consumers have to finish; one version a row, at least."""
+        first = self.counts["put"]
+        rows = list(
+            map(Row, count(first), uids, group_ids, versions, repeat(parts), repeat(pending), repeat(now))
+        )
+        self.counts["put"] += len(rows)
+        self.rows.update(zip(count(first), rows))
+        self._by_uid.update(zip(uids, rows, strict=True))
         if self.end.num_never:
-            self.end.arrive(group_id)
+            for group_id in group_ids:
+                self.end.arrive(group_id)
         if self.groups:
-            self.groups.join(row)
-        return row
+            for row in rows:
+                self.groups.join(row)
+        return rows
 
-    def retire(self, row: Row, *, forget_uid: bool = False) -> None:
-        """Remove a row; its uid is remembered for a while, or forgotten so that it can come anew."""
-        del self.rows[row.row_id]
-        del self._by_uid[row.uid]
-        if not forget_uid:
-            self._retired_uids[row.uid] = row.row_id
-        if len(self._retired_uids) > RETIRED_UIDS_KEPT:
-            self._retired_uids.popitem(last=False)
-        self.buried.pop(row.row_id, None)
-        self.retired.append(row.row_id)
-        self.counts["retired"] += 1
+    def retire(self, rows: Sequence[Row], *, forget_uid: bool = False) -> None:
+        """Remove rows; their uids are remembered for a while, or forgotten so that they can come anew."""
+        row_ids = [row.row_id for row in rows]
+        uids = [row.uid for row in rows]
+        for row_id in row_ids:
+            del self.rows[row_id]
+        if forget_uid:
+            for uid in uids:
+                del self._by_uid[uid]
+        else:
+            self._by_uid.update(zip(uids, row_ids, strict=True))
+            self._retired_uids.extend(uids)
+            while len(self._retired_uids) > RETIRED_UIDS_KEPT:
+                del self._by_uid[self._retired_uids.popleft()]
+        if self.buried:
+            for row in rows:
+                self.buried.pop(row.row_id, None)
+        self.retired += row_ids
+        self.counts["retired"] += len(rows)
         if self.groups:
-            self.groups.leave(row)
+            for row in rows:
+                self.groups.leave(row)

@@ -5,10 +5,11 @@ See `flight.state.ledger` for what a ticket is; this module is the right-hand si
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from flight.state.catalogue import Catalogue
-from flight.state.cursor import Row
+from flight.state.leases import Row
 from flight.state.table_keeping import Event
 from flight.table import TableState
 
@@ -24,8 +25,7 @@ class Settlement(Catalogue):
             if name in self.gates:
                 self._settle_exit(name, event)
             elif event.kind in ("uniform", "expired", "truncated"):
-                for source in self.sources_of(name):
-                    source.release(event.row.group_id)
+                self._release_prompts(name, event.rows)
             if table.spec.ticket_consumer() == event.consumer:
                 self._settle_ticket(table, event)
 
@@ -35,35 +35,44 @@ class Settlement(Catalogue):
             return
         if event.kind == "acked":
             bound = gate.max_staleness if event.max_staleness is None else event.max_staleness
-            is_stale = gate.train(event.row.version, event.version, bound)
-            self.tables[name].measured.append(("stale" if is_stale else "trained", event.row))
+            for version, num_rows in Counter([row.version for row in event.rows]).items():
+                gate.train(version, event.version, bound, num_rows)
+            self.tables[name].measured += [
+                ("stale" if event.version - row.version > bound else "trained", row) for row in event.rows
+            ]
             return
         if event.kind == "requeued":
-            gate.readmit()
+            gate.readmit(len(event.rows))
             return
-        gate.withdraw(event.kind)
+        gate.withdraw(event.kind, len(event.rows))
         if event.kind != "retracted":
-            for source in self.sources_of(name):
-                source.release(event.row.group_id)
+            self._release_prompts(name, event.rows)
+
+    def _release_prompts(self, name: str, rows: Sequence[Row]) -> None:
+        for source in self.sources_of(name):
+            for row in rows:
+                source.release(row.group_id)
 
     def _settle_ticket(self, table: TableState, event: Event) -> None:
-        """End a ticket with its lease; a group that is not whole by then goes with it.
+        """End tickets with their lease; a group that is not whole by then goes with it.
 
-        Once the row is finished, the rows that its tickets allowed and that have not come are not expected any more.
+        Once a row is finished, the rows that its tickets allowed and that have not come are not expected any more.
         """
         target = self.tables.get(table.spec.tickets.table) if table.spec.tickets else None
         if target is None or table.spec.tickets is None:
             return
-        prompt = event.row
-        if event.kind == "requeued":
-            target.end.expect_again(prompt.uid)
-            return
         gate = self.gates.get(target.spec.name)
-        if gate is not None:
-            gate.release(prompt.uid)
-        self._clear_group(target, prompt.uid, can_come_again=event.kind in ("returned", "dead", "truncated"))
-        if event.kind != "returned":
-            target.end.miss(prompt.uid, table.spec.tickets.rows_per_ticket - prompt.num_made)
+        for prompt in event.rows:
+            if event.kind == "requeued":
+                target.end.expect_again(prompt.uid)
+                continue
+            if gate is not None:
+                gate.release(prompt.uid)
+            self._clear_group(
+                target, prompt.uid, can_come_again=event.kind in ("returned", "dead", "truncated")
+            )
+            if event.kind != "returned":
+                target.end.miss(prompt.uid, table.spec.tickets.rows_per_ticket - prompt.num_made)
 
     def _clear_group(self, target: TableState, group_id: str, *, can_come_again: bool) -> None:
         """Remove the rows of a group that is not whole."""

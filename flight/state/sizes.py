@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from flight.data.store import Place
+from flight.data.store import Run
 
 
 def can_be_sized(arrow_type: pa.DataType) -> bool:
@@ -18,24 +18,19 @@ def can_be_sized(arrow_type: pa.DataType) -> bool:
     return pa.types.is_integer(arrow_type) or _is_list(arrow_type) or _is_binary(arrow_type)
 
 
-def sizes_of(places: Sequence[Place | None], column: str) -> list[int]:
+def sizes_of(runs: Sequence[Run], column: str) -> list[int]:
     """Return the size of each row's value in a column of such a type; 0 for what is null or has not come."""
-    sizes = [0] * len(places)
-    by_batch: dict[int, list[int]] = {}
-    for position, place in enumerate(places):
-        if place is not None:
-            by_batch.setdefault(id(place[0]), []).append(position)
-    for positions in by_batch.values():
-        found = [place for position in positions if (place := places[position]) is not None]
-        batch = found[0][0]
-        index = batch.schema.get_field_index(column)
-        if index < 0:
+    sizes: list[int] = []
+    by_batch: dict[int, pa.Array] = {}
+    for run in runs:
+        position = -1 if run.batch is None else run.batch.schema.get_field_index(column)
+        if run.batch is None or position < 0:
+            sizes += [0] * len(run.indices)
             continue
-        chosen = pa.array([place[1] for place in found], pa.int64())
-        for position, size in zip(
-            positions, _sizes(batch.column(index)).take(chosen).to_pylist(), strict=True
-        ):
-            sizes[position] = size or 0
+        if id(run.batch) not in by_batch:
+            by_batch[id(run.batch)] = _sizes(run.batch.column(position))
+        found = by_batch[id(run.batch)].take(pa.array(run.indices, pa.int64()))
+        sizes += [size or 0 for size in found.to_pylist()]
     return sizes
 
 

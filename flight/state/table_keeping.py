@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from flight.errors import InvalidRequestError
 from flight.schema import ConsumerSpec, TableSpec
-from flight.state.cursor import Cursor, Row, Unit
+from flight.state.cursor import Cursor
 from flight.state.deadletters import DeadLetter, DeadLetters
+from flight.state.leases import Row, Unit
 from flight.state.plan_book import PlanBook
 from flight.state.rows import RowBook
 
@@ -21,18 +22,18 @@ DEAD_LETTERS_KEPT = 1000
 
 
 class Event(NamedTuple):
-    """What befell a row at one consumer.
+    """What befell rows at one consumer, all at once.
 
     kind: "acked", "returned" (nack or expiry, ready again), "skipped" (nack without requeue), "dead" (tried too often),
         "requeued" (ready again after it was dead), "dropped" (too old to train on), "expired" (too long in the table),
         "truncated", "abandoned" (its group will never be whole), "retracted" (its group will be made anew) or "uniform"
         (its whole group has one value in the column `skip_equal`).
-    version: the policy version that the row was taken for; 0 if it was not.
-    max_staleness: the bound that held when it was taken; None if there is none or it was not.
+    version: the policy version that the rows were taken for; 0 if they were not.
+    max_staleness: the bound that held when they were taken; None if there is none or they were not.
     """
 
     kind: str
-    row: Row
+    rows: Sequence[Row]
     consumer: str
     version: int
     max_staleness: int | None = None
@@ -86,12 +87,16 @@ class TableKeeping(RowBook):
         self.former_specs.append(former)
         for consumer, cursor in added:
             self._add_consumer(consumer, cursor)
-            for row in self.rows.values():
-                if cursor is None or not (cursor.by_group and self._is_torn(row)):
-                    row.pending |= self._bits[consumer.name]
-                    self.buried.pop(row.row_id, None)
-                    if cursor is not None:
-                        cursor.arrive(row)
+            wanted = [
+                row
+                for row in self.rows.values()
+                if cursor is None or not (cursor.by_group and self._is_torn(row))
+            ]
+            for row in wanted:
+                row.pending |= self._bits[consumer.name]
+                self.buried.pop(row.row_id, None)
+            if cursor is not None:
+                cursor.arrive(wanted)
 
     def _make_cursor(self, consumer: ConsumerSpec) -> Cursor | None:
         """Return the queue of a consumer, None for a keyed one."""
@@ -115,14 +120,17 @@ class TableKeeping(RowBook):
 
     def _settle(self, rows: Sequence[Row], bit: int) -> None:
         """Clear a consumer's bit and retire what nobody waits for; keyed consumers do not hold what was given up."""
+        others, keyed = ~bit, self._keyed
+        finished = []
         for row in rows:
-            row.pending &= ~bit
+            row.pending &= others
             if row.given_up and not row.dead:
-                row.pending &= ~self._keyed
-            if row.dead and not row.pending & ~self._keyed:
+                row.pending &= ~keyed
+            if row.dead and not row.pending & ~keyed:
                 self.buried[row.row_id] = row
             elif not row.pending:
-                self.retire(row)
+                finished.append(row)
+        self.retire(finished)
 
     def release(self, uid: str) -> None:
         """Let a row go that its keyed consumers will not ask for any more. Idempotent, harmless if it is gone."""
@@ -143,10 +151,10 @@ class TableKeeping(RowBook):
                 self._discard(letter, but=row)
             for cursor in self.cursors.values():
                 if row.pending & cursor.bit:
-                    self.events.append(Event(kind, row, cursor.name, 0))
+                    self.events.append(Event(kind, (row,), cursor.name, 0))
                     self.plans.void(cursor.forget(row))
             self.counts[kind] += 1
-            self.retire(row, forget_uid=kind in ("retracted", "truncated"))
+            self.retire([row], forget_uid=kind in ("retracted", "truncated"))
             if kind == "dropped":
                 self.measured.append((kind, row))
 
@@ -210,7 +218,7 @@ class TableKeeping(RowBook):
                 row.dead &= ~bit
                 row.pending |= bit
                 self.buried.pop(row.row_id, None)
-                self.events.append(Event("requeued", row, consumer, 0))
+            self.events.append(Event("requeued", letter.rows, consumer, 0))
             self.cursors[consumer].revive(letter.rows)
             num_rows += len(letter.rows)
         if num_rows:

@@ -56,7 +56,7 @@ def test_store_frees_memory_as_rows_go():
     assert gather(store.locate(0, [32_767, 30_000]), "x", INT).to_pylist() == [32_767, 30_000]
     store.free(list(range(30_000, 32_768)))
     assert store.nbytes == 0
-    assert store.locate(0, [1]) == [None]
+    assert store.locate(0, [1]) == [(None, range(1))]
 
 
 def test_store_keeps_parts_of_a_row_apart():
