@@ -9,6 +9,7 @@ FlightQueueError
 ├── DeadlineExceededError (TimeoutError)  the answer did not come within the deadline
 ├── CapacityError         (OSError)       one batch is larger than the whole table may be
 ├── TableSealedError      (RuntimeError)  rows were put after the end was declared
+├── MissingReferencesError (LookupError)  rows were put that refer to rows that are not there
 ├── OverloadedError       (RuntimeError)  too many calls wait on the server already
 └── UnavailableError      (ConnectionError) no server answers at that address
 """
@@ -54,6 +55,10 @@ class TableSealedError(FlightQueueError, RuntimeError):
     code = "table_sealed"
 
 
+class MissingReferencesError(FlightQueueError, LookupError):
+    code = "missing_references"
+
+
 class OverloadedError(FlightQueueError, RuntimeError):
     code = "overloaded"
 
@@ -74,6 +79,7 @@ BY_CODE: dict[str, type[FlightQueueError]] = {
         DeadlineExceededError,
         CapacityError,
         TableSealedError,
+        MissingReferencesError,
         OverloadedError,
         UnavailableError,
     )

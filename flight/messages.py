@@ -177,6 +177,13 @@ class TableRequest(Request):
     table: str
 
 
+class MissingRequest(Request):
+    """Which of `uids` are not in a table."""
+
+    table: str
+    uids: list[str]
+
+
 class Ack(Request):
     """`lease_id` for consumers that take, `uids` for keyed ones; both narrow a lease to some rows."""
 
@@ -266,6 +273,7 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
     "ping": (Request, "answer while the server takes calls"),
     "create_table": (CreateTable, "add a table"),
     "alter_table": (AlterTable, "add nullable columns and consumers to a table in use"),
+    "missing": (MissingRequest, "return those of some uids that are not in a table"),
     "truncate_table": (TableRequest, "remove all rows of a table"),
     "drop_table": (TableRequest, "remove a table and its rows"),
     "describe": (TableRequest, "return a table's specification"),

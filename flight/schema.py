@@ -39,7 +39,8 @@ class Column:
 
     `meaning` is one plain sentence; `unit` and `shape` are empty for opaque scalars; `writer` names the role
     that writes it. A nullable column may stay empty (a modality that a row lacks); a column of another writer
-    than the row's first one arrives later and is null until then.
+    than the row's first one arrives later and is null until then. `references` is the table whose uids it holds, one
+    a row (string) or several (list of string); empty for other columns. See `flight.state.references`.
     """
 
     name: str
@@ -49,10 +50,12 @@ class Column:
     shape: str = ""
     writer: str = ""
     nullable: bool = False
+    references: str = ""
 
     def to_field(self) -> pa.Field:
         """Return the Arrow field; meaning, unit, shape and writer are its metadata."""
         notes = {"meaning": self.meaning, "unit": self.unit, "shape": self.shape, "writer": self.writer}
+        notes |= {"references": self.references} if self.references else {}
         return pa.field(
             self.name, self.type, nullable=True, metadata=notes | {"nullable": str(self.nullable).lower()}
         )
@@ -69,6 +72,7 @@ class Column:
             shape=notes.get("shape", ""),
             writer=notes.get("writer", ""),
             nullable=notes.get("nullable", "true") == "true",
+            references=notes.get("references", ""),
         )
 
 
@@ -147,7 +151,8 @@ class TableSpec:
     max_dead_letters: int = 1000
     """Rows that are kept as dead letters, to be read and requeued."""
     max_age_s: float | None = None
-    """Seconds after which a row that is not finished leaves the table; None keeps it."""
+    """Seconds after which a row that is not finished leaves the table; None keeps it. In a table that others refer to,
+    only rows that nothing has referred to yet grow old."""
     spill: bool = False
     """Whether the oldest values go to disk when `memory_bytes` are used; `capacity_bytes` bounds both together."""
     memory_bytes: int = 256 << 20
@@ -177,6 +182,13 @@ class TableSpec:
                 f"column {column.name!r}",
                 "of a plain (not dictionary) type",
                 column.type,
+            )
+            raise_unless(
+                not column.references
+                or (column.references != self.name and column.type in (pa.string(), pa.list_(pa.string()))),
+                f"references of column {column.name!r}",
+                "another table's name, on a column of string or list<string>",
+                (column.references, str(column.type)),
             )
         object.__setattr__(self, "columns_by_name", {column.name: column for column in self.columns})
         for consumer in self.consumers:
@@ -312,6 +324,10 @@ class TableSpec:
     def label_columns(self) -> list[str]:
         """Return the columns whose values samplers look at."""
         return sorted(set[str]().union(*(consumer.label_columns() for consumer in self.consumers)))
+
+    def references(self) -> list[str]:
+        """Return the tables that columns refer to."""
+        return list(dict.fromkeys(column.references for column in self.columns if column.references))
 
     def ticket_consumer(self) -> str:
         """Return whose takes are permits, or an empty string."""

@@ -14,9 +14,10 @@ Encoded keys by tower:
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -87,16 +88,27 @@ class Modality(ABC):
     """One kind of media. Stateless after construction; safe to use from several threads.
 
     A subclass sets `name` (an identifier; its columns start with it), `placeholder` (what a question's text holds
-    where the media belongs, such as `<image>`) and `tower`, and implements the methods below.
+    where the media belongs, such as `<image>`) and `tower`, and implements the methods below. It raises `version`
+    whenever it makes other arrays of the same bytes than before.
     """
 
     name: ClassVar[str]
     placeholder: ClassVar[str]
     tower: ClassVar[Tower]
+    version: ClassVar[int] = 1
 
     def __init__(self, profile: EncodingProfile, limits: MediaLimits) -> None:
         self.profile = profile
         self.limits = limits
+
+    def identity(self) -> str:
+        """Return what decides, beside a file's bytes, which arrays they become: class, version and profile.
+
+        Two that differ never share stored media. A subclass with settings of its own adds them to what this returns.
+        """
+        kind = type(self)
+        numbers = json.dumps(asdict(self.profile), sort_keys=True)
+        return f"{kind.__module__}:{kind.__qualname__} {self.name} {self.tower} {self.version} {numbers}"
 
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:
@@ -144,6 +156,13 @@ def num_audio_tokens(num_frames: int) -> int:
     for _ in range(3):
         rest = (rest + 1) // 2
     return blocks * 13 + rest
+
+
+def tower_of(encoded: Mapping[str, np.ndarray]) -> Tower:
+    """Return the tower whose keys `encoded` has."""
+    if "features" in encoded:
+        return "audio"
+    return "video" if "second_per_grid" in encoded else "image"
 
 
 def num_encoded_tokens(tower: Tower, encoded: Mapping[str, np.ndarray], profile: EncodingProfile) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,7 @@ def find_problems(
         problems += [f"sample {number}: {problem}" for problem in _encoded_problems(modality, first)]
         if not _same(first, second):
             problems.append(f"sample {number}: encode must give the same arrays each time, got others")
+    problems += _identity_problems(modality, samples)
     if problems:
         return problems
     return [*_arrow_problems(modality, encoded), *_broken_file_problems(modality, samples)]
@@ -121,6 +123,30 @@ def _encoded_problems(modality: Modality, encoded: Encoded) -> Iterator[str]:
     wanted = num_encoded_tokens(modality.tower, encoded, modality.profile)
     if (num_tokens := modality.num_tokens(encoded)) != wanted or num_tokens < 1:
         yield f"num_tokens must be the tower's {wanted}, got {num_tokens}"
+
+
+def _identity_problems(modality: Modality, samples: Sequence[bytes]) -> Iterator[str]:
+    """Compare with an encoder that has other numbers: what makes other arrays must not share stored media."""
+    same = type(modality)(modality.profile, modality.limits)
+    if same.identity() != modality.identity():
+        yield f"identity must be the same for the same profile, got {modality.identity()!r} and {same.identity()!r}"
+    profile = replace(
+        modality.profile,
+        min_pixels=modality.profile.min_pixels * 4,
+        max_pixels=modality.profile.max_pixels * 4,
+        video_min_pixels=modality.profile.video_min_pixels * 4,
+        video_max_pixels=modality.profile.video_max_pixels * 4,
+        hop_length_samples=modality.profile.hop_length_samples * 2,
+    )
+    other = type(modality)(profile, modality.limits)
+    try:
+        makes_others = any(
+            not _same(*(each.encode(each.decode(sample)) for each in (modality, other))) for sample in samples
+        )
+    except MediaError:  # it may refuse with other numbers what it takes with these
+        makes_others = True
+    if makes_others and other.identity() == modality.identity():
+        yield "identity must tell apart encoders that make different arrays, got the same for two profiles"
 
 
 def _tower_arrays(modality: Modality) -> dict[str, tuple[type, tuple[int | None, ...]]]:

@@ -4,6 +4,7 @@ MediaError
 ├── SourceError        (OSError)     the bytes cannot be had: no such file, no such archive member, bad data URI
 ├── MediaLimitError    (ValueError)  the file costs more bytes, pixels, frames or seconds than is allowed
 ├── CorruptMediaError  (ValueError)  the bytes are not what the modality reads, or are damaged
+├── DamagedMediaError  (ValueError)  stored media are not what was stored under their id
 └── ModalityError      (TypeError)   a modality itself is wrong: its class, its columns or its arrays
 """
 
@@ -38,6 +39,10 @@ class MediaLimitError(MediaError, ValueError):
 
 class CorruptMediaError(MediaError, ValueError):
     code = "media_corrupt"
+
+
+class DamagedMediaError(MediaError, ValueError):
+    code = "media_damaged"
 
 
 class ModalityError(MediaError, TypeError):

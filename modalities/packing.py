@@ -19,13 +19,12 @@ MAX_ELEMENTS = 2**31 - 1
 def pack_list(rows: Sequence[Sequence[np.ndarray]], value_type: pa.DataType) -> pa.ListArray:
     """Return a `list<value_type>` array: each row is its arrays flattened one after another, no arrays give null.
 
-    Copies each array once.
+    Copies each array once, one that is not contiguous too.
 
     Raises:
         MediaLimitError: the rows hold more elements than an Arrow list can count.
     """
     dtype = value_type.to_pandas_dtype()
-    flat = [np.ascontiguousarray(array, dtype).reshape(-1) for row in rows for array in row]
     sizes = [sum(array.size for array in row) for row in rows]
     if sum(sizes) > MAX_ELEMENTS:
         raise MediaLimitError(
@@ -33,10 +32,14 @@ def pack_list(rows: Sequence[Sequence[np.ndarray]], value_type: pa.DataType) -> 
         )
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    values = pa.array(np.concatenate(flat) if flat else np.empty(0, dtype), value_type)
+    values = np.empty(offsets[-1], dtype)
+    start = 0
+    for array in (array for row in rows for array in row):
+        values[start : start + array.size].reshape(array.shape)[...] = array
+        start += array.size
     absent = np.fromiter((not row for row in rows), bool, len(rows))
     mask = pa.array(absent) if absent.any() else None
-    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, value_type), mask=mask)
 
 
 def pack_triples(rows: Sequence[Sequence[np.ndarray]]) -> pa.ListArray:

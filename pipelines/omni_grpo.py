@@ -57,7 +57,7 @@ def launch(config: RunConfig) -> Outcome:
         _prepare(config)
         specs = check_wiring(config)
         if config.queue.uri is not None:
-            check_server(config.queue.uri, specs, overwrite=config.overwrite)
+            check_server(config.queue.uri, list(specs), overwrite=config.overwrite)
     except BaseException:
         release_run_dir(run_dir)
         raise

@@ -69,6 +69,18 @@ class ModalitiesConfig:
 
 
 @dataclass(kw_only=True)
+class MediaConfig:
+    """How media lie in the queue: each file once, whatever number of rows refers to it."""
+
+    keep: str = "arrays"
+    """`arrays`: encoded by the preprocess service; `bytes`: the file, which every service that needs it encodes."""
+    cache_bytes: int = 256 << 20
+    """Encoded media kept by each service that reads them, so that one that comes again is not read again."""
+    record: bool = False
+    """Whether the recorder keeps what the media table held, each row once, under `media/`."""
+
+
+@dataclass(kw_only=True)
 class QueueConfig:
     """The TransferQueue server."""
 
@@ -97,6 +109,8 @@ class RolloutConfig:
     """A reward of ours by name, or yours as `package.module:function`."""
     num_threads: int = 1
     """CPU threads of each service."""
+    layers_per_column: int = 0
+    """Layers whose routes share a column, so that a stage of a pipeline reads only those of its own layers; 0: all."""
 
 
 @dataclass(kw_only=True)
@@ -149,6 +163,7 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     modalities: ModalitiesConfig = field(default_factory=ModalitiesConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: TrainerConfig = field(default_factory=TrainerConfig)
@@ -170,6 +185,7 @@ class RunConfig:
             ("rollout.num_workers", self.rollout.num_workers, 1),
             ("rollout.max_new_tokens", self.rollout.max_new_tokens, 1),
             ("rollout.num_threads", self.rollout.num_threads, 1),
+            ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
             ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
             ("checkpoint.keep_snapshots", self.checkpoint.keep_snapshots, 2),
         ):
@@ -179,6 +195,7 @@ class RunConfig:
             ("staleness_policy", self.staleness_policy, ("pace", "drop", "mask", "reweight")),
             ("progress", self.progress, ("auto", "live", "plain")),
             ("rollout.engine", self.rollout.engine, ("torch",)),
+            ("media.keep", self.media.keep, ("arrays", "bytes")),
         ):
             if word not in choices:
                 raise ConfigError(

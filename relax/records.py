@@ -1,10 +1,11 @@
 """The tables of a run: every column, who writes it and who needs it. It holds no rows and opens no socket.
 
     prompts ----take----> rollout ----put----> rollouts ----take----> actor ----put (columns)----> rollouts
-       ^                                                                                              |
-    preprocess                                                                    recorder <---take---+
+       ^                     ^                                          ^                             |
+    preprocess --> media ----+------------------read by id--------------+         recorder <---take---+
 
-`rollouts` rows are written in two parts: the rollout role writes the sample, the actor adds what training saw.
+`rollouts` rows are written in two parts: the rollout role writes the sample, the actor adds what training saw. A file
+of media lies in `media` once, for as long as prompts or rollouts refer to it (`media_ids`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,17 @@ INSTANT = pa.timestamp("us", tz="UTC")
 def _columns(writer: str, *rows: tuple) -> tuple[Column, ...]:
     made = []
     for name, arrow_type, meaning, *notes in rows:
-        unit, shape = (*notes, "", "")[:2]
+        unit, shape, references = (*notes, "", "", "")[:3]
         made.append(
-            Column(name=name, type=arrow_type, meaning=meaning, unit=unit, shape=shape, writer=writer)
+            Column(
+                name=name,
+                type=arrow_type,
+                meaning=meaning,
+                unit=unit,
+                shape=shape,
+                writer=writer,
+                references=references,
+            )
         )
     return tuple(made)
 
@@ -53,7 +62,7 @@ PROMPT_COLUMNS = _columns(
     ),
     ("reference_answer", pa.string(), "the answer that the reward compares with"),
     ("media_paths", STRINGS, "sources of the media in prompt order", "", "[num_media]"),
-    ("media_order", STRINGS, "modality of each media item in prompt order", "", "[num_media]"),
+    ("media_ids", STRINGS, "rows of table media in prompt order", "", "[num_media]", "media"),
 )
 
 SAMPLE_COLUMNS = _columns(
@@ -89,6 +98,7 @@ SAMPLE_COLUMNS = _columns(
     ("rollout_worker", pa.string(), "service that generated the row"),
     ("generate_s", pa.float32(), "time of the generate call that made the row", "seconds"),
     ("media_paths", STRINGS, "sources of the media in prompt order", "", "[num_media]"),
+    ("media_ids", STRINGS, "content addresses of the media in prompt order", "", "[num_media]", "media"),
     ("created_at", INSTANT, "when the row was put", "UTC"),
 )
 
@@ -142,7 +152,14 @@ ACTOR_READS = (
     "rollout_logprobs",
     "policy_version_start",
     "reward",
+    "media_ids",
 )
+MEDIA_FACTS = ("modality", "content_hash")
+"""Columns that every row of `media` has, whatever it keeps."""
+
+MEDIA_GRACE_S = 600.0
+"""Seconds that a file's row waits for the first prompt that refers to it."""
+
 RECORDED = tuple(column.name for column in (*SAMPLE_COLUMNS, *TRAINED_COLUMNS))
 
 
@@ -161,6 +178,7 @@ class RunShape:
     lookahead_steps: int = 2
     num_eval_prompts: int = 0
     capacity_bytes: int = 1 << 30
+    record_media: bool = False
 
     @property
     def rows_per_version(self) -> int:
@@ -168,27 +186,29 @@ class RunShape:
 
     @property
     def max_prompts_alive(self) -> int:
-        """Prompts waiting, in flight or kept for the actor: the bound's share plus the lookahead."""
+        """Prompts waiting or in flight: the bound's share plus the lookahead."""
         return (self.max_staleness + 1 + self.lookahead_steps) * self.prompts_per_step
 
 
 def table_specs(
     shape: RunShape, media_columns: Sequence[Column], routing_columns: Sequence[Column]
 ) -> dict[str, TableSpec]:
-    """Return the specification of every table of a run, by name."""
-    media_names = tuple(column.name for column in media_columns)
+    """Return the specification of every table of a run, by name; one that others refer to comes before them."""
     routing_names = tuple(column.name for column in routing_columns)
-    prompt_columns = (*PROMPT_COLUMNS, *media_columns)
     sample_columns = (*SAMPLE_COLUMNS, *routing_columns)
-    prompts_needed = (*PROMPT_BASICS, *media_names)
+    recorder = ConsumerSpec(name="recorder", columns=MEDIA_FACTS)
     specs = [
         TableSpec(
+            name="media",
+            columns=tuple(media_columns),
+            consumers=(recorder,) if shape.record_media else (),
+            capacity_bytes=shape.capacity_bytes,
+            max_age_s=MEDIA_GRACE_S,
+        ),
+        TableSpec(
             name="prompts",
-            columns=prompt_columns,
-            consumers=(
-                ConsumerSpec(name="rollout", columns=prompts_needed),
-                ConsumerSpec(name="actor", columns=("media_order", *media_names), sampler="keyed"),
-            ),
+            columns=PROMPT_COLUMNS,
+            consumers=(ConsumerSpec(name="rollout", columns=PROMPT_BASICS),),
             tickets=TicketSpec(table="rollouts", rows_per_ticket=shape.group_size),
             capacity_rows=shape.max_prompts_alive,
             capacity_bytes=shape.capacity_bytes,
@@ -212,8 +232,8 @@ def table_specs(
         ),
         TableSpec(
             name="eval_prompts",
-            columns=prompt_columns,
-            consumers=(ConsumerSpec(name="rollout", columns=prompts_needed),),
+            columns=PROMPT_COLUMNS,
+            consumers=(ConsumerSpec(name="rollout", columns=PROMPT_BASICS),),
             capacity_rows=max(64, 2 * shape.num_eval_prompts),
             capacity_bytes=shape.capacity_bytes,
         ),
@@ -242,6 +262,7 @@ def table_specs(
 
 WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
     "preprocess": {
+        "media": MEDIA_FACTS,
         "prompts": PROMPT_BASICS,
         "eval_prompts": PROMPT_BASICS,
         "row_errors": [column.name for column in ROW_ERROR_COLUMNS],

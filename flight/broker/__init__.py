@@ -21,6 +21,7 @@ from flight.broker.room import BrokerRoom
 from flight.broker.tables import BrokerTables
 from flight.broker.taking import TakeAnswer
 from flight.data.batches import check_batch, check_schema
+from flight.data.referring import referring_in
 from flight.data.store import retain
 from flight.table import PutOutcome
 
@@ -44,6 +45,7 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
             DeadlineExceededError: no room came; the message says which consumer is behind.
             CapacityError: the batch alone is larger than the table may be.
             TableSealedError: there are new rows after the end.
+            MissingReferencesError: rows refer to rows of another table that are not there.
         """
         spec = self.describe(name)
         checked = check_batch(spec, batch, check_schema(spec, batch.schema, writer))
@@ -53,13 +55,16 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
             for column in spec.label_columns()
             if column in checked.data.schema.names
         }
+        referring = referring_in(spec, checked.data)
         with self._locked():
             table = self._wait_for_room(name, checked, sum(part.nbytes for part in parts.values()), wait)
             bits = {part: table.part_names.index(part) for part in parts} or {"": 0}
             mask = sum(1 << bit for bit in bits.values())
+            references = self._ledger.references.admit(name, checked.uids, referring)
             outcome = self._ledger.put(
                 name, checked.uids, checked.group_ids, mask, checked.versions, labels, now=self.clock()
             )
+            self._ledger.references.note(name, outcome.row_ids, references)
             for part, data in parts.items():
                 self._stores[name].add(bits[part], data, outcome.rows_with_new(1 << bits[part]))
             self._after(name)

@@ -92,7 +92,9 @@ class BrokerCore:
                 table.measured = []
             if table.retired:
                 self._stores[each].free(table.retired)
-                table.retired = []
+                gone, table.retired = table.retired, []
+                for target in self._ledger.references.leave(each, gone):
+                    self._after(target)
                 has_changed = True
                 if self._num_waiting_for_server:
                     related = list(self._changed)

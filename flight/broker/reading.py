@@ -38,6 +38,12 @@ class ReadRequest:
 class BrokerReading(BrokerCore):
     """The verbs that change nothing."""
 
+    def missing(self, name: str, uids: Sequence[str]) -> list[str]:
+        """Return those of `uids` that are not in the table now, each once, in order."""
+        with self._locked():
+            self._ledger.table(name)
+            return self._ledger.references.missing(name, uids)
+
     def read(self, name: str, request: ReadRequest) -> pa.Table:
         """Return rows without consuming them, oldest first or in the order of `uids`.
 

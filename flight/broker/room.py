@@ -150,6 +150,11 @@ def _by_file(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
 
 def _who_is_behind(table: TableState) -> str:
     unfinished = {consumer.name: table.num_unfinished(consumer.name) for consumer in table.spec.consumers}
+    if not unfinished and table.unreferenced is not None:
+        return (
+            f"the table has no consumer, its rows stay while others refer to them; {len(table.unreferenced)} of "
+            f"{len(table.rows)} wait for the first that does"
+        )
     if not unfinished:
         return "the table has no consumer, its rows stay until it is dropped"
     slowest = max(unfinished, key=lambda name: unfinished[name])

@@ -54,9 +54,11 @@ class BrokerTables(BrokerCore):
         """Remove a table; calls that wait on it are answered with TableNotFoundError."""
         with self._locked():
             related = [each for each in self._related(name) if each != name]
-            self._ledger.drop(name)
+            targets = self._ledger.drop(name)
             del self._stores[name]
             self._changed.pop(name).notify_all()
+            for target in targets:
+                self._after(target)
             self._notify(list(self._changed) if self._num_waiting_for_server else related)
 
     def list_tables(self) -> list[str]:

@@ -31,6 +31,10 @@ class TablesClient(ClientCalls):
         )
         return m.to_spec(msgspec.convert(self._act("alter_table", request), m.CreateTable))
 
+    def missing(self, table: str, uids: Sequence[str]) -> list[str]:
+        """Return those of `uids` that are not in the table now: what has to be put before rows may refer to it."""
+        return self._act("missing", m.MissingRequest(table=table, uids=list(uids), identity=self.identity))
+
     def truncate_table(self, table: str) -> int:
         """Remove all rows; leases are void, tickets returned, the end forgotten. Returns how many rows there were."""
         return self._act("truncate_table", m.TableRequest(table=table, identity=self.identity), retry=False)

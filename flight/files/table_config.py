@@ -84,7 +84,7 @@ def load_tables(path: Path, *, known_tables: Collection[str] = ()) -> list[Table
 def _table(place: _Place, name: str, tables: Collection[str]) -> TableSpec:
     place.refuse_unknown([key for key in _settable(TableSpec) if key != "name"])
     columns = tuple(
-        _column(each, column) for column, each in place.named("columns", "columns by name", "column")
+        _column(each, column, tables) for column, each in place.named("columns", "columns by name", "column")
     )
     names = [column.name for column in columns]
     values: dict[str, Any] = {"name": name, "columns": columns}
@@ -92,7 +92,12 @@ def _table(place: _Place, name: str, tables: Collection[str]) -> TableSpec:
     (consumer_kind, *_) = get_args(hints["consumers"])
     values["consumers"] = tuple(
         _build(each, consumer_kind, name=consumer, columns=names)
-        for consumer, each in place.named("consumers", "consumers by name", "consumer")
+        for consumer, each in (
+            # An explicit {} is a table whose rows nobody takes: they are read, or referred to.
+            []
+            if place.values.get("consumers") == {}
+            else place.named("consumers", "consumers by name", "consumer")
+        )
     )
     consumers = [consumer.name for consumer in values["consumers"]]
     for key in _settable(TableSpec):
@@ -109,7 +114,8 @@ def _table(place: _Place, name: str, tables: Collection[str]) -> TableSpec:
         raise InvalidRequestError(f"{place.file}:{place.line}: {error}") from None
 
 
-def _column(place: _Place, name: str) -> Column:
+def _column(place: _Place, name: str, tables: Collection[str]) -> Column:
+    place.one_of("references", tables)
     if isinstance(place.values.get("shape"), list):
         # `shape: [num_tokens]` is a list to YAML and a text to people.
         place.values["shape"] = f"[{', '.join(str(size) for size in place.values['shape'])}]"

@@ -17,6 +17,7 @@ def table_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
     """Return what each action does, by name."""
     return {
         "alter_table": lambda r: m.from_spec(_alter(broker, r)),
+        "missing": lambda r: broker.missing(r.table, r.uids),
         "truncate_table": lambda r: broker.truncate_table(r.table),
         "requeue": lambda r: broker.requeue(r.table, r.consumer, r.uids),
     }

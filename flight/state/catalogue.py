@@ -11,6 +11,7 @@ from dataclasses import fields
 from flight.errors import InvalidRequestError, TableExistsError, TableNotFoundError
 from flight.schema import TableSpec
 from flight.staleness import StalenessGate
+from flight.state.references import References
 from flight.table import TableState
 
 _DEFINING = tuple(part.name for part in fields(TableSpec) if part.compare)
@@ -22,6 +23,7 @@ class Catalogue:
     def __init__(self, *, lease_prefix: str = "") -> None:
         self.tables: dict[str, TableState] = {}
         self.gates: dict[str, StalenessGate] = {}
+        self.references = References(self.tables)
         self._lease_prefix = lease_prefix
 
     def table(self, name: str) -> TableState:
@@ -49,7 +51,9 @@ class Catalogue:
                 f"server: table {spec.name!r} must be new or the same as it is, got one that differs in {differs}; "
                 "drop it first or take another name"
             )
+        self.references.check_new(spec)
         self.tables[spec.name] = TableState(spec, lease_prefix=self._lease_prefix)
+        self.references.declare(spec)
         if spec.staleness is not None:
             self.gates[spec.name] = StalenessGate(spec.name, spec.staleness)
         return True

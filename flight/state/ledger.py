@@ -53,9 +53,14 @@ class Taken:
 class Ledger(Settlement):
     """The verbs of rows, over tables that may be tied to one another. Not thread-safe."""
 
-    def drop(self, name: str) -> None:
-        """Remove a table with all its rows, leases and tickets."""
+    def drop(self, name: str) -> list[str]:
+        """Remove a table with all its rows, leases and tickets; return the tables of which rows went with them.
+
+        Raises:
+            InvalidRequestError: rows of another table refer to it.
+        """
         table = self.table(name)
+        self.references.check_unreferenced(name, "drop_table")
         gate = self._gate_of_tickets(table)
         if gate is not None:
             for lease in table.cursors[table.spec.ticket_consumer()].leases.values():
@@ -63,6 +68,7 @@ class Ledger(Settlement):
                     gate.release(row.uid)
         del self.tables[name]
         self.gates.pop(name, None)
+        return self.references.drop(name)
 
     def alter(self, name: str, columns: Sequence[Column], consumers: Sequence[ConsumerSpec]) -> bool:
         """Add nullable columns and consumers to a table in use; return whether anything is new.
@@ -73,13 +79,20 @@ class Ledger(Settlement):
         table = self.table(name)
         spec = evolve(table.spec, columns, consumers)
         if spec != table.spec:
+            self.references.check_new(spec)
             table.alter(spec)
+            self.references.declare(spec)
             self._skip_uniform(table)
             return True
         return False
 
     def truncate(self, name: str) -> int:
-        """Remove all rows of a table: leases void, tickets returned, the end forgotten. Returns how many rows."""
+        """Remove all rows of a table: leases void, tickets returned, the end forgotten. Returns how many rows.
+
+        Raises:
+            InvalidRequestError: rows of another table refer to them.
+        """
+        self.references.check_unreferenced(name, "truncate_table")
         num_rows = self.table(name).truncate()
         self._settle(name)
         return num_rows

@@ -15,6 +15,10 @@ from flight.state.leases import Row
 RETIRED_UIDS_KEPT = 100_000
 """Uids of retired rows remembered a table; a put repeated later than that makes a new row."""
 
+REFERENCED = 1 << 62
+"""Bit of `Row.pending` in a table that others refer to: something refers to the row, or may yet. See
+`flight.state.references`."""
+
 
 class RowBook:
     """Rows by number and by uid.
@@ -39,6 +43,8 @@ class RowBook:
         self.end = Ending(spec.name)
         self.buried: dict[int, Row] = {}
         """Rows that only dead letters keep; they count as free room."""
+        self.unreferenced: dict[int, Row] | None = None
+        """Rows that nothing has referred to yet, oldest first; None in a table that no other refers to."""
         self._num_truncated = 0
 
     def parts_of(self, columns: Sequence[str]) -> int:
@@ -132,10 +138,16 @@ class RowBook:
         """
         self.end.declare(expected_rows, self.num_put)
 
+    def forget_retired(self) -> None:
+        """Forget the uids of rows that are gone, so that these may come again."""
+        for uid in self._retired_uids:
+            del self._by_uid[uid]
+        self._retired_uids.clear()
+
     def begin_anew(self) -> None:
         """Forget uids and the end, once all rows are gone; row numbers go on."""
+        self.forget_retired()
         self._by_uid.clear()
-        self._retired_uids.clear()
         self.end = Ending(self.spec.name)
         self._num_truncated = self.counts["put"] - self.counts["retracted"]
 
@@ -163,6 +175,10 @@ class RowBook:
         if self.groups:
             for row in rows:
                 self.groups.join(row)
+        if self.unreferenced is not None:
+            for row in rows:
+                row.pending |= REFERENCED
+                self.unreferenced[row.row_id] = row
         return rows
 
     def retire(self, rows: Sequence[Row], *, forget_uid: bool = False) -> None:
@@ -171,7 +187,10 @@ class RowBook:
         uids = [row.uid for row in rows]
         for row_id in row_ids:
             del self.rows[row_id]
-        if forget_uid:
+        if self.unreferenced is not None:
+            for row_id in row_ids:
+                self.unreferenced.pop(row_id, None)
+        if forget_uid or self.unreferenced is not None:
             for uid in uids:
                 del self._by_uid[uid]
         else:

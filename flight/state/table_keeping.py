@@ -15,7 +15,7 @@ from flight.state.cursor import Cursor
 from flight.state.deadletters import DeadLetter, DeadLetters
 from flight.state.leases import Row, Unit
 from flight.state.plan_book import PlanBook
-from flight.state.rows import RowBook
+from flight.state.rows import REFERENCED, RowBook
 
 DEAD_LETTERS_KEPT = 1000
 """Rows given up that the statistics can name."""
@@ -168,6 +168,31 @@ class TableKeeping(RowBook):
         self.begin_anew()
         return num_rows
 
+    # ---- references -------------------------------------------------------------------------------------------
+
+    def hold_for_references(self) -> None:
+        """Keep rows, those that are there too, until nothing refers to them any more; see `flight.state.references`."""
+        if self.unreferenced is None:
+            self.unreferenced = dict(self.rows)
+            self.buried.clear()
+            self.forget_retired()
+            for row in self.rows.values():
+                row.pending |= REFERENCED
+
+    def hold(self, uid: str) -> None:
+        """Note the first reference to a row."""
+        row = self.find(uid)
+        if row is not None and self.unreferenced is not None:
+            row.pending |= REFERENCED
+            self.buried.pop(row.row_id, None)
+            self.unreferenced.pop(row.row_id, None)
+
+    def let_go(self, uids: Sequence[str]) -> None:
+        """Note that nothing refers to these rows any more; each goes once its consumers have finished it."""
+        rows = [row for row in map(self.find, uids) if row is not None]
+        self.counts["unreferenced"] += len(rows)
+        self._settle(rows, REFERENCED)
+
     # ---- dead letters -----------------------------------------------------------------------------------------
 
     def _bury(self, consumer: str, units: Sequence[Unit], reason: str) -> None:
@@ -233,12 +258,16 @@ class TableKeeping(RowBook):
 
     def next_age_check(self) -> float | None:
         """Return when the next row may have been here too long, None if none can."""
-        age_s = self.spec.max_age_s
-        if age_s is None or not self.rows:
+        age_s, ageing = self.spec.max_age_s, self._ageing()
+        if age_s is None or not ageing:
             return None
         if self._next_age_check is None:
-            self._next_age_check = next(iter(self.rows.values())).put_at + age_s
+            self._next_age_check = next(iter(ageing.values())).put_at + age_s
         return self._next_age_check
+
+    def _ageing(self) -> dict[int, Row]:
+        """Return the rows that may grow too old, oldest first."""
+        return self.rows if self.unreferenced is None else self.unreferenced
 
     def expire_old(self, now: float) -> int:
         """Remove rows that are older than `max_age_s`, groups by their oldest row; those on lease may finish first."""
@@ -249,7 +278,7 @@ class TableKeeping(RowBook):
         num_before = len(self.rows)
         checks: list[float] = []
         old = []
-        for row in self.rows.values():
+        for row in self._ageing().values():
             if row.put_at + age_s > now:
                 checks.append(row.put_at + age_s)
                 break

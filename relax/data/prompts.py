@@ -1,5 +1,7 @@
 """Records to prompts: chat template, token ids with media placeholders, encoded media; and prompts to Arrow.
 
+A prompt's row refers to its media by id and holds none of them; see `relax.data.media`.
+
 Letters: a *placeholder* is what a user writes (`<image>`); a *pad* is the model's token that stands for one media
 token (`<|image_pad|>`). The template writes one pad for each media item; here it is repeated as often as the item
 has tokens.
@@ -15,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from modalities.base import Encoded, Modality
+from modalities.base import Modality
 from modalities.cache import EncodedCache
-from modalities.errors import MediaError, ModalityError
+from modalities.errors import MediaError
+from modalities.media import MediaItem, media_id
 from modalities.packing import pack_list
 from modalities.sources import read_bytes, shown
 from modalities.text import Part, join_parts
@@ -32,7 +35,7 @@ DEFAULT_CACHE_BYTES = 256 << 20
 class Prompt:
     """One row of the prompts table, without epoch and key columns.
 
-    Shapes: token_ids int32 [num_prompt_tokens]; media[k] belongs to media_order[k], in prompt order.
+    Shapes: token_ids int32 [num_prompt_tokens]; media are in prompt order.
     """
 
     index: int
@@ -43,8 +46,7 @@ class Prompt:
     token_ids: np.ndarray
     reference_answer: str
     media_paths: tuple[str, ...]
-    media_order: tuple[str, ...]
-    media: tuple[Encoded, ...]
+    media: tuple[MediaItem, ...]
 
 
 class PromptBuilder:
@@ -97,7 +99,6 @@ class PromptBuilder:
             token_ids=token_ids,
             reference_answer=record.answer,
             media_paths=tuple(_recorded(ref.source) for ref in record.media),
-            media_order=tuple(ref.modality for ref in record.media),
             media=media,
         )
 
@@ -136,17 +137,18 @@ class PromptBuilder:
     def _text(self, message: Message) -> str:
         return join_parts(message.parts, self._placeholders)
 
-    def _encode(self, ref: MediaRef, base_dir: Path) -> Encoded:
+    def _encode(self, ref: MediaRef, base_dir: Path) -> MediaItem:
         modality = self._modalities[ref.modality]
         try:
-            return self.cache.encode(
-                modality, read_bytes(ref.source, base_dir=base_dir, limits=modality.limits)
-            )
+            data = read_bytes(ref.source, base_dir=base_dir, limits=modality.limits)
+            name = media_id(modality, data)
+            encoded = self.cache.encode(modality, data, name)
+            return MediaItem(media_id=name, modality=ref.modality, data=data, encoded=encoded)
         except MediaError as error:
             raise error.at(shown(ref.source)) from error
 
     def _expand(
-        self, token_ids: np.ndarray, refs: Sequence[MediaRef], media: Sequence[Encoded]
+        self, token_ids: np.ndarray, refs: Sequence[MediaRef], media: Sequence[MediaItem]
     ) -> np.ndarray:
         """Repeat each pad as often as its media item has tokens."""
         towers = [self._modalities[ref.modality].tower for ref in refs]
@@ -158,9 +160,7 @@ class PromptBuilder:
                 f"got {len(at)} pads; the model's template may not know this kind of media"
             )
         counts = np.ones(len(token_ids), np.int64)
-        counts[at] = [
-            self._modalities[ref.modality].num_tokens(item) for ref, item in zip(refs, media, strict=True)
-        ]
+        counts[at] = [self._modalities[item.modality].num_tokens(item.encoded) for item in media]
         if counts.sum() > self.max_prompt_tokens:
             raise ChatError(
                 f"prompt must have at most {self.max_prompt_tokens} tokens, got {counts.sum()} "
@@ -169,8 +169,9 @@ class PromptBuilder:
         return np.repeat(token_ids, counts)
 
 
-def prompts_to_arrow(prompts: Sequence[Prompt], modalities: Mapping[str, Modality]) -> pa.Table:
-    """Return the prompts' columns, media included; key columns and epoch are the caller's."""
+def prompts_to_arrow(prompts: Sequence[Prompt]) -> pa.Table:
+    """Return the prompts' columns, with the ids of their media; key columns and epoch are the caller's."""
+    media_ids = [[item.media_id for item in prompt.media] for prompt in prompts]
     columns: dict[str, pa.Array] = {
         "prompt_index": pa.array([prompt.index for prompt in prompts], pa.int64()),
         "modality": pa.array([prompt.modality for prompt in prompts], pa.string()),
@@ -179,43 +180,9 @@ def prompts_to_arrow(prompts: Sequence[Prompt], modalities: Mapping[str, Modalit
         "prompt_token_ids": pack_list([[prompt.token_ids] for prompt in prompts], pa.int32()),
         "reference_answer": pa.array([prompt.reference_answer for prompt in prompts], pa.string()),
         "media_paths": pa.array([prompt.media_paths for prompt in prompts], pa.list_(pa.string())),
-        "media_order": pa.array([prompt.media_order for prompt in prompts], pa.list_(pa.string())),
+        "media_ids": pa.array(media_ids, pa.list_(pa.string())),
     }
-    for name, modality in modalities.items():
-        rows = [
-            [item for kind, item in zip(prompt.media_order, prompt.media, strict=True) if kind == name]
-            for prompt in prompts
-        ]
-        columns |= modality.to_arrow(rows)
     return pa.table(columns)
-
-
-def media_from_arrow(
-    table: pa.Table | pa.RecordBatch, modalities: Mapping[str, Modality]
-) -> list[dict[str, list[Encoded]]]:
-    """Return each row's media by tower, in prompt order, as views of the table's buffers.
-
-    Needs `media_order` and the columns of every modality.
-
-    Raises:
-        ModalityError: a row's media are not as many and of the modalities that its `media_order` says.
-    """
-    items = {name: modality.from_arrow(table) for name, modality in modalities.items()}
-    rows: list[dict[str, list[Encoded]]] = []
-    for row, order in enumerate(table["media_order"].to_pylist()):
-        names = order or []
-        expected = {name: names.count(name) for name in names}
-        got = {name: len(columns[row]) for name, columns in items.items() if columns[row]}
-        if got != expected:
-            raise ModalityError(
-                f"media columns of row {row} must hold {expected}, as media_order says, got {got}"
-            )
-        waiting = {name: iter(items[name][row]) for name in expected}
-        media: dict[str, list[Encoded]] = {}
-        for name in names:
-            media.setdefault(modalities[name].tower, []).append(next(waiting[name]))
-        rows.append(media)
-    return rows
 
 
 def _messages_json(messages: Sequence[Message]) -> str:

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from modalities.base import EncodingProfile
+from modalities.media import MediaTable
 from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
-from modalities.routing import ROUTING_COLUMNS, routing_from_arrow
-from relax.data.prompts import media_from_arrow
-from relax.errors import ServiceError
+from modalities.routing import routing_from_arrow, routing_names
+from relax.data.media import TABLE, MediaReader
 from relax.models.inputs import PromptInputs
 from relax.records import ACTOR_READS, mean_rewards
 from relax.roles.groups import GroupCollector, Harvest
@@ -57,9 +57,13 @@ class Actor:
         self.num_steps_done = 0
         config = service.config
         profile = EncodingProfile.from_pretrained(service.model_dir)
-        self._modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
-        self._media_columns = [column.name for each in self._modalities.values() for column in each.columns()]
-        columns = [*ACTOR_READS, *(column.name for column in ROUTING_COLUMNS)]
+        modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
+        self._media = MediaReader(
+            lambda ids: service.queue.read(TABLE, uids=ids),
+            MediaTable(modalities, config.media.keep),  # type: ignore[arg-type]
+            max_bytes=config.media.cache_bytes,
+        )
+        columns = [*ACTOR_READS, *routing_names(service.queue.describe("rollouts").columns_by_name)]
         self._groups = GroupCollector(service, columns)
         self._snapshots: list[Path] = []
 
@@ -71,7 +75,7 @@ class Actor:
         """Train on one batch, write the actor's columns, ack, and publish the next policy version."""
         service, rows = self._service, harvest.table
         with service.clock.part("fetch"):
-            batch, group_ids = self._batch(rows)
+            batch = self._batch(rows)
         with service.clock.part("train"):
             result = self._trainer.train_step(batch)
         staleness = pc.subtract(step - 1, rows["policy_version_start"]).cast(pa.int32())
@@ -81,7 +85,6 @@ class Actor:
             )
             for lease_id in harvest.lease_ids:
                 service.queue.ack("rollouts", "actor", lease_id=lease_id, step=step)
-            service.queue.ack("prompts", "actor", uids=group_ids)
         with service.clock.part("publish"):
             self.publish(step)
         self.num_steps_done = step
@@ -106,27 +109,19 @@ class Actor:
         if final:
             self._trainer.save_pretrained(self._service.run_dir / "checkpoint" / "huggingface")
 
-    def _batch(self, rows: pa.Table) -> tuple[TrainBatch, list[str]]:
+    def _batch(self, rows: pa.Table) -> TrainBatch:
         """Return the rows as tensors' raw material, with the media of each group fetched once."""
         row_groups = rows["group_id"].to_pylist()
         group_ids = list(dict.fromkeys(row_groups))
         number = {group_id: index for index, group_id in enumerate(group_ids)}
-        kept = self._service.queue.read(
-            "prompts", columns=["media_order", *self._media_columns], uids=group_ids
-        )
-        position = {uid: index for index, uid in enumerate(kept["uid"].to_pylist())}
-        missing = [group_id for group_id in group_ids if group_id not in position]
-        if missing:
-            raise ServiceError(
-                f"actor: table 'prompts' must keep the media of every group, got none for {missing[:3]}"
-            )
-        media = media_from_arrow(kept, self._modalities)
         prompt_tokens = unpack_present(rows["prompt_token_ids"])
         first_row = {group_id: row for row, group_id in reversed(list(enumerate(row_groups)))}
-        batch = TrainBatch(
+        media_ids = rows["media_ids"].to_pylist()
+        media = self._media.by_tower([media_ids[first_row[group_id]] for group_id in group_ids])
+        return TrainBatch(
             prompts=[
-                PromptInputs(token_ids=prompt_tokens[first_row[group_id]], media=media[position[group_id]])
-                for group_id in group_ids
+                PromptInputs(token_ids=prompt_tokens[first_row[group_id]], media=each)
+                for group_id, each in zip(group_ids, media, strict=True)
             ],
             groups=np.array([number[group_id] for group_id in row_groups], np.int32),
             completion_token_ids=unpack_present(rows["completion_token_ids"]),
@@ -137,7 +132,6 @@ class Actor:
             stale_tokens=stale_tokens(rows),
             stale_policy="reweight" if self._service.config.staleness_policy == "reweight" else "mask",
         )
-        return batch, group_ids
 
     def _trained_columns(
         self, step: int, rows: pa.Table, result: StepResult, staleness: pa.ChunkedArray

@@ -1,19 +1,26 @@
 """The recorder role: an ordinary consumer that writes what was trained on to Parquet. It computes nothing.
 
-A row is acked once it is on disk, so a recorder that dies loses none; the next one takes up what it left.
+A row is acked once it is on disk, so a recorder that dies loses none; the next one takes up what it left. With
+`media.record` it does the same for the rows of table `media`, which stay there until it has.
 """
 
 from __future__ import annotations
 
-from modalities.routing import ROUTING_COLUMNS
+from modalities.routing import joined_routing, routing_names
+from relax.data.media import TABLE
+from relax.observe.media_recorder import MediaRecorder
 from relax.observe.recorder import RolloutRecorder
 from relax.records import RECORDED
 from relax.roles.service import Service
 
+MEDIA_ROWS = 64
+"""Rows of media in one file."""
+
 
 def run(service: Service) -> None:
     """Record until the table is sealed and empty, or the role has to leave."""
-    columns = [*RECORDED, *(column.name for column in ROUTING_COLUMNS)]
+    columns = [*RECORDED, *routing_names(service.queue.describe("rollouts").columns_by_name)]
+    media = _MediaRows(service) if service.config.media.record else None
     with RolloutRecorder(service.run_dir / "rollouts") as recorder:
         service.report(state="ready")
         while not service.stopping:
@@ -26,7 +33,33 @@ def run(service: Service) -> None:
                 deadline_s=0.5,
             )
             if lease.status == "rows":
-                recorder.write(lease.table)
+                recorder.write(joined_routing(lease.table))
                 service.queue.ack("rollouts", "recorder", lease_id=lease.lease_id)
-            elif lease.status == "sealed" or service.leaving:
+            is_over = lease.status == "sealed" or (lease.status != "rows" and service.leaving)
+            if media is not None:
+                while media.record() and not service.stopping:
+                    pass
+            if is_over:
                 break
+
+
+class _MediaRows:
+    """Rows of table `media` on their way to disk."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._columns = list(service.queue.describe(TABLE).columns_by_name)
+        self._recorder = MediaRecorder(service.run_dir / "media")
+
+    def record(self) -> bool:
+        """Write what is there, up to a file's worth; return whether there was any."""
+        queue = self._service.queue
+        lease_s = self._service.config.queue.lease_s
+        lease = queue.take(
+            TABLE, "recorder", max_rows=MEDIA_ROWS, columns=self._columns, lease_s=lease_s, deadline_s=0.0
+        )
+        if lease.status != "rows":
+            return False
+        self._recorder.write(lease.table)
+        queue.ack(TABLE, "recorder", lease_id=lease.lease_id)
+        return True

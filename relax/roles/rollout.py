@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from flight.client import Lease
 from modalities.base import EncodingProfile
+from modalities.media import MediaTable
 from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
-from modalities.routing import routing_to_arrow
-from relax.data.prompts import media_from_arrow
+from modalities.routing import routing_groups, routing_to_arrow
+from relax.data.media import TABLE, MediaReader
 from relax.errors import ServiceError
 from relax.models.spec import ThinkerSpec
 from relax.records import INSTANT, SAMPLE_COLUMNS
@@ -37,6 +38,7 @@ REPEATED = (
     "prompt_token_ids",
     "reference_answer",
     "media_paths",
+    "media_ids",
 )
 """Columns of a prompt that each of its rollouts repeats."""
 
@@ -100,8 +102,14 @@ class RolloutWorker:
         self._engine = engine
         self._reward = reward
         profile = EncodingProfile.from_pretrained(service.model_dir)
-        options = service.config.modalities
-        self._modalities = load_modalities(profile, options.limits, options.extra)
+        options, media = service.config.modalities, service.config.media
+        modalities = load_modalities(profile, options.limits, options.extra)
+        self._media = MediaReader(
+            lambda ids: service.queue.read(TABLE, uids=ids),
+            MediaTable(modalities, media.keep),  # type: ignore[arg-type]
+            max_bytes=media.cache_bytes,
+        )
+        self._layer_groups = routing_groups(service.queue.describe("rollouts").columns_by_name)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
         self._refused_in_a_row = 0
 
@@ -198,7 +206,7 @@ class RolloutWorker:
             )
 
     def _requests(self, prompts: pa.Table, stream: Stream) -> list[GenerateRequest]:
-        media = media_from_arrow(prompts, self._modalities)
+        media = self._media.by_tower(prompts["media_ids"].to_pylist())
         tokens = unpack_present(prompts["prompt_token_ids"])
         return [
             GenerateRequest(
@@ -285,7 +293,9 @@ class RolloutWorker:
         columns["group_id"] = pa.array(uids)
         for name, values in sampled.items():
             columns[name] = values if isinstance(values, pa.Array) else pa.array(values, types[name])
-        columns |= routing_to_arrow([each.routed_experts for each in completions], self._num_experts)
+        columns |= routing_to_arrow(
+            [each.routed_experts for each in completions], self._num_experts, self._layer_groups
+        )
         return pa.table(columns)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from flight.client import QueueClient
 from flight.errors import FlightQueueError
@@ -11,8 +11,8 @@ from relax.errors import ConfigError
 ANSWER_DEADLINE_S = 5.0
 
 
-def check_server(uri: str, tables: Iterable[str], *, overwrite: bool) -> None:
-    """Check that the server answers and has none of `tables`; with `overwrite`, drop those that it has.
+def check_server(uri: str, tables: Sequence[str], *, overwrite: bool) -> None:
+    """Check that the server answers and has none of `tables`; with `overwrite`, drop those that it has, last first.
 
     Tables of another run hold rows, seals and policy versions that would mix with this run's, and nothing tells
     whether that run has ended: so it is the user who decides.
@@ -22,11 +22,12 @@ def check_server(uri: str, tables: Iterable[str], *, overwrite: bool) -> None:
     """
     try:
         with QueueClient(uri, identity="driver", deadline_s=ANSWER_DEADLINE_S) as queue:
-            found = sorted(set(queue.list_tables()) & set(tables))
+            there = queue.list_tables()
+            found = [name for name in reversed(tables) if name in there]
             if found and not overwrite:
                 raise ConfigError(
-                    f"queue.uri: {uri} must hold no table of another run, got {', '.join(found)}; wait until that "
-                    "run has ended, or drop what it left with overwrite=true"
+                    f"queue.uri: {uri} must hold no table of another run, got {', '.join(sorted(found))}; wait until "
+                    "that run has ended, or drop what it left with overwrite=true"
                 )
             for name in found:
                 queue.drop_table(name)

@@ -241,7 +241,7 @@ class Driver:
         self._until(lambda: self._gone("recorder"), DRAIN_DEADLINE_S, "the recorder to finish")
         self._watch.collect()
         if self._config.queue.uri is not None:
-            for name in self._specs:
+            for name in reversed(list(self._specs)):  # rows refer to those of the tables before
                 self._queue.drop_table(name)
 
     def _leave(self, role: str) -> None:

@@ -16,8 +16,9 @@ from flight.errors import FlightQueueError
 from flight.schema import KEY_COLUMNS, TableSpec
 from modalities.base import EncodingProfile
 from modalities.errors import ModalityError
+from modalities.media import MediaTable
 from modalities.registry import load_modalities
-from modalities.routing import routing_columns
+from modalities.routing import layer_groups, routing_columns
 from relax.config import RunConfig
 from relax.errors import ConfigError, WiringError
 from relax.models.spec import ThinkerSpec
@@ -59,7 +60,9 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
     if config.model.path is not None:
         try:
             profile = EncodingProfile.from_pretrained(config.model.path)
-            routing = routing_columns(ThinkerSpec.from_pretrained(config.model.path).num_experts)
+            thinker = ThinkerSpec.from_pretrained(config.model.path)
+            groups = layer_groups(thinker.num_layers, config.rollout.layers_per_column)
+            routing = routing_columns(thinker.num_experts, groups)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path: {error}") from error
     try:
@@ -74,10 +77,11 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         lookahead_steps=config.data.lookahead_steps,
         num_eval_prompts=config.evaluation.max_prompts,
         capacity_bytes=config.queue.capacity_bytes,
+        record_media=config.media.record,
     )
-    media_columns = [column for modality in modalities.values() for column in modality.columns()]
+    media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:
-        return table_specs(shape, media_columns, routing)
+        return table_specs(shape, media.columns(), routing)
     except FlightQueueError as error:
         raise WiringError(f"tables: {error}") from error
 

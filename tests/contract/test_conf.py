@@ -28,7 +28,7 @@ def test_conf_file_loads(path: Path) -> None:
 @pytest.mark.parametrize("path", TABLE_FILES, ids=lambda path: path.stem)
 def test_tables_file_loads(path: Path) -> None:
     """Every shipped file of tables declares tables that can work."""
-    assert [spec.name for spec in load_tables(path)] == ["prompts", "rollouts"]
+    assert [spec.name for spec in load_tables(path)] == ["media", "prompts", "rollouts"]
 
 
 def test_config_survives_being_saved(tmp_path: Path) -> None:
@@ -124,7 +124,10 @@ def test_config_fields_have_docstrings() -> None:
     assert bare == []
 
 
-NESTED = {"data", "model", "modalities", "queue", "rollout", "actor", "algorithm", "evaluation", "checkpoint"}
+NESTED = {
+    *("data", "model", "modalities", "media", "queue"),
+    *("rollout", "actor", "algorithm", "evaluation", "checkpoint"),
+}
 NESTED |= {"correction", "critic", "sampling"}
 
 
@@ -138,6 +141,8 @@ NESTED |= {"correction", "critic", "sampling"}
         ),
         ("num_steps=ten", ["num_steps", "'ten'"]),
         ("group_size=1", ["group_size: must be at least 2, got 1"]),
+        ("media.keep=pixels", ["media.keep: must be one of arrays, bytes, got 'pixels'"]),
+        ("rollout.layers_per_column=-1", ["rollout.layers_per_column: must be at least 0, got -1"]),
         (
             "staleness_policy=pase",
             ["staleness_policy: must be one of pace, drop, mask, reweight, got 'pase'; did you mean 'pace'?"],

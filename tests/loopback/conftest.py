@@ -26,8 +26,11 @@ def uri() -> Iterator[str]:
 def client(uri: str) -> Iterator[QueueClient]:
     """A client of that server, without tables."""
     with QueueClient(uri, identity="test", deadline_s=20.0) as connected:
-        for name in connected.list_tables():
-            connected.drop_table(name)
+        tables = [connected.describe(name) for name in connected.list_tables()]
+        for spec in sorted(
+            tables, key=lambda spec: not spec.references()
+        ):  # those that others refer to come last
+            connected.drop_table(spec.name)
         yield connected
 
 

@@ -110,8 +110,12 @@ def _lines(text: str) -> list[str]:
 def test_serve_has_the_tables_of_its_file(uri):
     """They are there before the first call, and declaring them again changes nothing."""
     assert {"prompts", "rollouts"} <= set(answer("ls", "--uri", uri))
-    assert answer("create", "--config", str(CONFIG), "--uri", uri) == {"tables": ["prompts", "rollouts"]}
-    assert flight("create", "--config", str(CONFIG), "--dry-run").stdout == "valid: prompts, rollouts\n"
+    assert answer("create", "--config", str(CONFIG), "--uri", uri) == {
+        "tables": ["media", "prompts", "rollouts"]
+    }
+    assert (
+        flight("create", "--config", str(CONFIG), "--dry-run").stdout == "valid: media, prompts, rollouts\n"
+    )
 
 
 def test_serve_and_create_refuse_a_wrong_file(tmp_path, uri):
@@ -121,7 +125,7 @@ def test_serve_and_create_refuse_a_wrong_file(tmp_path, uri):
         ended = flight(*arguments, "--config", "tables.yaml", folder=tmp_path)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr == (
-            "error: tables.yaml:37: table 'rollouts': column 'policy_version_start': type must be the name of an "
+            "error: tables.yaml:50: table 'rollouts': column 'policy_version_start': type must be the name of an "
             "Arrow type, got 'int46'; did you mean 'int64'?\n"
         )
 
@@ -196,7 +200,12 @@ def test_watch_shows_consumers_and_rates(uri):
     assert [[each["table"] for each in tick] for tick in ticks] == [["rollouts"]] * 2
     assert {each["name"] for each in ticks[0][0]["consumers"]} == {"actor", "recorder"}
     shown = flight("watch", "--count", "1", "--uri", uri).stdout
-    assert [line.split("│")[0].strip() for line in shown.splitlines()[2:]] == ["prompts", "rollouts", ""]
+    assert [line.split("│")[0].strip() for line in shown.splitlines()[2:]] == [
+        "media",
+        "prompts",
+        "rollouts",
+        "",
+    ]
     assert flight("watch", "rolouts", "--uri", uri).returncode == 4
 
 

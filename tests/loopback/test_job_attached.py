@@ -1,4 +1,7 @@
-"""A run on a queue server that was there before it, with an encoder of the user's, two versions off policy."""
+"""A run on a queue server that was there before it, with an encoder of the user's, two versions off policy.
+
+Its table of media holds files, which are recorded, and its routes have a column a layer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.kit.queues import prompts_spec
 from tests.kit.server import queue_server
 
 MAX_STALENESS = 2
-TABLES = ["eval_prompts", "eval_rollouts", "metrics", "prompts", "rollouts", "row_errors"]
+TABLES = ["eval_prompts", "eval_rollouts", "media", "metrics", "prompts", "rollouts", "row_errors"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def attached_run(job_home, tmp_path_factory) -> AttachedRun:
             "modalities.extra=[depth_modality.depth:Depth]",
             f"max_staleness={MAX_STALENESS}",
             "num_steps=100000",
+            *("media.keep=bytes", "media.record=true", "rollout.layers_per_column=1"),
         )
         with start_job(home, *words, *extra) as job:
             job.until_step(5)
@@ -106,6 +110,28 @@ def test_run_trains_on_a_modality_of_the_user(attached_run):
     rollouts = pd.read_parquet(attached_run.job.run_dir / "rollouts")
     assert set(rollouts["modality"]) == {"image", "depth"}
     assert not (attached_run.job.run_dir / "row_errors.parquet").exists()
+
+
+@pytest.mark.slow
+def test_run_records_each_file_once_and_names_it_in_every_rollout(attached_run):
+    """Its ids name the files of the manifest, bit for bit; the routes of all layers are in one column."""
+    rollouts = pd.read_parquet(attached_run.job.run_dir / "rollouts")
+    media = pd.read_parquet(attached_run.job.run_dir / "media").set_index("media_id")
+    assert media.index.is_unique
+    by_path = {
+        paths[0]: ids[0] for paths, ids in zip(rollouts["media_paths"], rollouts["media_ids"], strict=True)
+    }
+    assert len(set(by_path.values())) == len(by_path) == 10
+    home = attached_run.job.run_dir.parents[1]
+    for path, media_id in by_path.items():
+        assert media.loc[media_id, "data"] == (home / path).read_bytes()
+    assert {len(ids) for ids in rollouts["media_ids"]} == {1}
+    assert not [
+        name
+        for name in rollouts.columns
+        if name.startswith("routed_experts_") and name != "routed_experts_shape"
+    ]
+    assert rollouts["routed_experts"].notna().all()
 
 
 @pytest.mark.slow

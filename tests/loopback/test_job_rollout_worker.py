@@ -13,6 +13,7 @@ import pytest
 
 from flight.client import QueueClient
 from modalities.base import MediaLimits
+from modalities.media import MediaTable
 from modalities.registry import load_modalities
 from modalities.routing import routing_columns
 from relax.config import RunConfig
@@ -40,7 +41,7 @@ def service(job_home: Path, tmp_path: Path) -> Iterator[Service]:
     """A rollout service with the tables of a run, on a server of its own."""
     config = RunConfig(group_size=GROUP_SIZE, prompts_per_step=4)
     shape = RunShape(prompts_per_step=100, group_size=GROUP_SIZE, max_staleness=4)
-    media = [column for each in MODALITIES.values() for column in each.columns()]
+    media = MediaTable(MODALITIES, "arrays").columns()
     with queue_server() as (uri, _), ControlHub() as hub, QueueClient(uri, identity="rollout-0") as queue:
         for spec in table_specs(shape, media, routing_columns()).values():
             queue.create_table(spec)
@@ -70,12 +71,11 @@ def put_prompts(service: Service, count: int, table: str = "prompts", prefix: st
             token_ids=np.array([1, 2], np.int32),
             reference_answer="red",
             media_paths=(),
-            media_order=(),
             media=(),
         )
         for index in range(count)
     ]
-    rows = prompts_to_arrow(prompts, MODALITIES)
+    rows = prompts_to_arrow(prompts)
     rows = rows.append_column("uid", pa.array(uids)).append_column("group_id", pa.array(uids))
     service.queue.put(
         table, rows.append_column("epoch", pa.array([0] * count, pa.int32())), writer="preprocess"

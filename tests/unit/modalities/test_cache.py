@@ -1,4 +1,4 @@
-"""Encoded media in memory: found by content, bounded in bytes."""
+"""Encoded media in memory: found by id, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class _Clumsy(Image):
 
 
 def test_cache_encodes_the_same_bytes_once() -> None:
-    """The second time the same arrays come back, read-only."""
+    """The second time the same arrays come back, read-only, and nothing is decoded."""
     cache, image = EncodedCache(1 << 20), Image(PROFILE, LIMITS)
-    first = cache.encode(image, picture_bytes())
-    assert cache.encode(image, picture_bytes()) is first
-    assert (cache.num_hits, cache.num_misses, len(cache)) == (1, 1, 1)
+    first = cache.encode(image, picture_bytes(), "a")
+    assert cache.encode(image, b"not looked at", "a") is first
+    assert cache.get("b") is None
+    assert (cache.num_hits, cache.num_misses, len(cache)) == (1, 2, 1)
     assert not any(array.flags.writeable for array in first.values())
 
 
@@ -32,13 +33,12 @@ def test_cache_drops_what_was_not_used_for_longest() -> None:
     image = Image(PROFILE, LIMITS)
     size = sum(array.nbytes for array in image.encode(image.decode(picture_bytes())).values()) + 512
     cache = EncodedCache(2 * size)
-    first, second, third = (picture_bytes(seed=seed) for seed in range(3))
-    for data in (first, second, first, third):
-        cache.encode(image, data)
+    for media_id in ("first", "second", "first", "third"):
+        cache.encode(image, picture_bytes(), media_id)
     hits = cache.num_hits
-    cache.encode(image, first)
+    cache.encode(image, picture_bytes(), "first")
     assert (cache.num_hits, len(cache)) == (hits + 1, 2)
-    cache.encode(image, second)
+    cache.encode(image, picture_bytes(), "second")
     assert cache.num_hits == hits + 1
     assert cache.num_bytes <= cache.max_bytes
 
@@ -46,7 +46,7 @@ def test_cache_drops_what_was_not_used_for_longest() -> None:
 def test_cache_keeps_nothing_that_is_larger_than_itself() -> None:
     """A cache of no size is a cache turned off."""
     cache = EncodedCache(0)
-    cache.encode(Image(PROFILE, LIMITS), picture_bytes())
+    cache.encode(Image(PROFILE, LIMITS), picture_bytes(), "a")
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 

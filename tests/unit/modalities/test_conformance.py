@@ -77,9 +77,27 @@ class _Careless(Image):
         return np.zeros((8, 8, 3), np.uint8)
 
 
+class _Anonymous(Image):
+    """Hides which numbers it was made with."""
+
+    def identity(self) -> str:
+        return "anonymous"
+
+
+class _Moody(Image):
+    """Is somebody else each time."""
+
+    def identity(self) -> str:
+        return f"{super().identity()} {id(self)}"
+
+
 @pytest.mark.parametrize(
     ("modality_class", "problem"),
     [
+        (
+            _Anonymous,
+            "identity must tell apart encoders that make different arrays, got the same for two profiles",
+        ),
         (_Forgetful, "to_arrow must make image_patches null where a row is empty, and only there"),
         (_Generous, "sample 0: num_tokens must be the tower's 4, got 5"),
         (_Floating, "sample 0: patches must be <class 'numpy.uint8'> ['n', 384], got float32 [16, 384]"),
@@ -91,6 +109,12 @@ def test_conformance_names_the_broken_promise(modality_class: type[Modality], pr
     assert problem in find_problems(modality_class, SAMPLES[Image], profile=PROFILE)
     with pytest.raises(ModalityError, match=r"must"):
         check_modality(modality_class, SAMPLES[Image], profile=PROFILE)
+
+
+def test_conformance_wants_the_same_identity_for_the_same_numbers() -> None:
+    """Two services must agree on the ids of media."""
+    (problem,) = find_problems(_Moody, SAMPLES[Image], profile=PROFILE)
+    assert problem.startswith("identity must be the same for the same profile, got ")
 
 
 def test_conformance_runs_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,3 +43,10 @@ def test_packing_triples_survive_slices() -> None:
         None,
         [4, 5, 6, 7, 8, 9],
     ]
+
+
+def test_packing_takes_arrays_that_are_not_contiguous() -> None:
+    """A range of layers, a transposed picture: the values come in their own order."""
+    table = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    packed = pack_list([[table[:, 1:2]], [table.T, table[0, 0, 0]]], pa.uint8())
+    assert packed.to_pylist() == [table[:, 1:2].reshape(-1).tolist(), [*table.T.reshape(-1).tolist(), 0]]

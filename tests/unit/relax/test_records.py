@@ -6,10 +6,11 @@ import pyarrow as pa
 import pytest
 
 from flight.schema import Column
-from relax.records import RunShape, mean_rewards, table_specs
+from relax.records import MEDIA_FACTS, RunShape, mean_rewards, table_specs
 
 MEDIA = [
-    Column(name="image_patches", type=pa.binary(), meaning="patches", writer="preprocess", nullable=True)
+    *(Column(name=name, type=pa.string(), meaning=name, writer="preprocess") for name in MEDIA_FACTS),
+    Column(name="image_patches", type=pa.binary(), meaning="patches", writer="preprocess", nullable=True),
 ]
 ROUTING = [
     Column(name="routed_experts", type=pa.binary(), meaning="experts", writer="rollout", nullable=True)
@@ -31,13 +32,17 @@ def test_table_specs_follow_the_shape_of_the_run(max_staleness):
     assert rollouts.capacity_rows > (max_staleness + 1) * 24
 
 
-def test_table_specs_carry_media_to_the_roles_that_need_them():
-    """The rollout and the actor read media from prompts; rollouts rows have none, but their routing."""
+def test_table_specs_refer_to_media_and_hold_them_once():
+    """Prompts and rollouts name rows of table media, which nobody has to finish unless they are recorded."""
     specs = table_specs(RunShape(prompts_per_step=2, group_size=2, max_staleness=0), MEDIA, ROUTING)
-    needs = {each.name: each.columns for each in specs["prompts"].consumers}
-    assert "image_patches" in needs["rollout"]
-    assert needs["actor"] == ("media_order", "image_patches")
-    assert "image_patches" not in specs["rollouts"].columns_by_name
+    assert next(iter(specs)) == "media"
+    assert "image_patches" in specs["media"].columns_by_name
+    for name in ("prompts", "rollouts", "eval_prompts", "eval_rollouts"):
+        assert "image_patches" not in specs[name].columns_by_name
+        assert specs[name].columns_by_name["media_ids"].references == "media"
+    assert specs["media"].consumers == ()
+    recorded = RunShape(prompts_per_step=2, group_size=2, max_staleness=0, record_media=True)
+    assert [each.name for each in table_specs(recorded, MEDIA, ROUTING)["media"].consumers] == ["recorder"]
     assert all("routed_experts" in each.columns for each in specs["rollouts"].consumers)
 
 

@@ -214,3 +214,34 @@ def test_load_tables_refuses_a_file_that_is_not_there(tmp_path):
     """The way out is in the message of the system."""
     with pytest.raises(InvalidRequestError, match="file must be readable text, got: "):
         load_tables(tmp_path / "nothing.yaml")
+
+
+def test_column_may_refer_to_a_table_whose_rows_nobody_takes(tmp_path):
+    """`consumers: {}` says that there are none; a table that is not there is refused with the nearest one."""
+    path = tmp_path / "tables.yaml"
+    text = """
+tables:
+  media:
+    columns: {data: {type: binary, meaning: bytes}}
+    consumers: {}
+  prompts:
+    columns:
+      media_ids: {type: list<string>, meaning: media, references: media}
+    consumers: {rollout: {columns: [media_ids]}}
+"""
+    path.write_text(text)
+    media, prompts = load_tables(path)
+    assert media.consumers == ()
+    assert prompts.references() == ["media"]
+    path.write_text(text.replace("references: media", "references: medai"))
+    with pytest.raises(InvalidRequestError) as caught:
+        load_tables(path)
+    assert str(caught.value) == (
+        f"{path}:8: table 'prompts': column 'media_ids': references must be one of ['media', 'prompts'], got 'medai'; "
+        "did you mean 'media'?"
+    )
+    path.write_text(text.replace("list<string>", "int64"))
+    with pytest.raises(
+        InvalidRequestError, match="references of column 'media_ids' must be another table's name, on"
+    ):
+        load_tables(path)

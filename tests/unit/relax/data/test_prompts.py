@@ -8,15 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tokenizers import Tokenizer
 
 from modalities.base import Modality
-from modalities.errors import ModalityError
+from modalities.media import MediaTable
 from modalities.registry import load_modalities
 from relax.data.errors import ModelDirectoryError, RowError
 from relax.data.manifest import Manifest, Record
-from relax.data.prompts import Prompt, PromptBuilder, media_from_arrow, prompts_to_arrow
+from relax.data.media import MediaReader
+from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
 from tests.kit.media import LIMITS, PROFILE, film_bytes, picture_bytes, sound_bytes, tone, write_model_dir
 
 
@@ -84,7 +86,7 @@ def test_prompts_repeat_each_pad_as_often_as_its_media_has_tokens(
         "<|vision_start|><48><|vision_end|>?<|vision_start|><16><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.token_ids.dtype == np.int32
-    assert prompt.media_order == ("image", "audio", "video", "image")
+    assert [item.modality for item in prompt.media] == ["image", "audio", "video", "image"]
     assert prompt.media_paths == ("a.png", "c.wav", "d.mp4", "b.jpg")
     assert prompt.prompt_text == "<image>Then<audio><video>?<image>"
     assert (prompt.modality, prompt.reference_answer) == ("audio+image+video", "red")
@@ -195,25 +197,24 @@ def test_prompts_bound_tokens_and_characters(folder: Path, modalities: dict[str,
     )
 
 
-def test_prompts_cross_arrow_with_and_without_media(
-    folder: Path, builder: PromptBuilder, modalities: dict[str, Modality]
-) -> None:
-    """Text-only, picture, sound and film rows share a batch; media come back by tower in prompt order."""
+def test_prompts_refer_to_their_media_and_hold_none(folder: Path, builder: PromptBuilder) -> None:
+    """Ids in prompt order; the same file has the same id in every prompt; no pixel is in the row."""
     prompts = [
         _build(builder, _record(folder, "1 + 1?")),
         _build(builder, _record(folder, "<image><image>?", images=["a.png", "b.jpg"])),
-        _build(builder, _record(folder, "<video><audio>?", videos=["d.mp4"], audios=["c.wav"])),
+        _build(
+            builder,
+            _record(folder, "<video><audio>?<image>", videos=["d.mp4"], audios=["c.wav"], images=["b.jpg"]),
+        ),
     ]
-    table = prompts_to_arrow(prompts, modalities)
-    assert table["image_patches"].is_null().to_pylist() == [True, False, True]
+    table = prompts_to_arrow(prompts)
+    ids = table["media_ids"].to_pylist()
+    assert ids == [[item.media_id for item in prompt.media] for prompt in prompts]
+    assert [len(row) for row in ids] == [0, 2, 3]
+    assert ids[1][1] == ids[2][2]
     assert table["prompt_token_ids"].to_pylist() == [prompt.token_ids.tolist() for prompt in prompts]
-    rows = media_from_arrow(table.slice(1), modalities)
-    assert [sorted(row) for row in rows] == [["image"], ["audio", "video"]]
-    for row, prompt in zip(rows, prompts[1:], strict=True):
-        back = [item for tower in dict.fromkeys(prompt.media_order) for item in row[tower]]
-        for item, expected in zip(back, prompt.media, strict=True):
-            assert all(np.array_equal(item[key], expected[key]) for key in expected)
-    assert prompts_to_arrow([], modalities).num_rows == 0
+    assert table.nbytes < 8192
+    assert prompts_to_arrow([]).num_rows == 0
 
 
 def test_prompts_map_a_modality_of_yours_to_its_tower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,29 +230,20 @@ def test_prompts_map_a_modality_of_yours_to_its_tower(folder: Path, monkeypatch:
     record = Manifest(folder / "depth.jsonl", modalities)[0]
     assert isinstance(record, Record)
     prompt = _build(PromptBuilder(folder / "model", modalities, max_prompt_tokens=2048), record)
-    media = media_from_arrow(prompts_to_arrow([prompt], modalities), modalities)[0]
+    table = MediaTable(modalities, "arrays")
+    rows = table.to_arrow(prompt.media)
+    reader = MediaReader(lambda ids: rows.filter(pc.is_in(rows["uid"], pa.array(ids))), table, max_bytes=0)
+    (media,) = reader.by_tower([[item.media_id for item in prompt.media]])
     assert list(media) == ["image"]
     for item, expected in zip(media["image"], prompt.media, strict=True):
-        assert np.array_equal(item["patches"], expected["patches"])
-
-
-def test_media_that_do_not_fit_their_order_are_refused(
-    folder: Path, builder: PromptBuilder, modalities: dict[str, Modality]
-) -> None:
-    """A row whose columns were lost on the way is not silently read as text."""
-    table = prompts_to_arrow([_build(builder, _record(folder, "<image>?", images=["a.png"]))], modalities)
-    at = table.column_names.index("image_patches")
-    emptied = table.set_column(at, "image_patches", pa.nulls(1, table["image_patches"].type))
-    with pytest.raises(ModalityError) as caught:
-        media_from_arrow(emptied, modalities)
-    assert str(caught.value) == "media columns of row 0 must hold {'image': 1}, as media_order says, got {}"
+        assert np.array_equal(item["patches"], expected.encoded["patches"])
 
 
 def test_prompts_encode_repeated_media_once(folder: Path, builder: PromptBuilder) -> None:
     """The second epoch finds its pictures in memory."""
     record = _record(folder, "<image>?", images=["a.png"])
     first, second = _build(builder, record), _build(builder, record)
-    assert first.media[0] is second.media[0]
+    assert first.media[0].encoded is second.media[0].encoded
     assert builder.cache.num_hits == 1
 
 
