@@ -6,7 +6,6 @@ It keeps no state but the connection (`flight.client.connection`), so that it ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,44 +15,21 @@ import pyarrow.flight as paflight
 from flight import messages as m
 from flight.client.connection import within
 from flight.client.plans import PlansClient
+from flight.client.put_stream import PendingPut, PutStream
 from flight.client.reading import ReadingClient
+from flight.client.results import Lease, PutResult
+from flight.client.streaming import StreamingClient
 from flight.client.tables import TablesClient
+from flight.client.take_stream import TakeStream, finished
 from flight.data.store import cut
 from flight.errors import UnavailableError
 from flight.schema import StalenessPolicy, TableSpec
 from flight.state.ledger import TakeStatus
 
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """What a put did. `row_ids` has one number a row, in order, the old one for a duplicate."""
-
-    num_rows: int
-    num_duplicates: int
-    row_ids: tuple[int, ...]
+__all__ = ["Lease", "PendingPut", "PutResult", "PutStream", "QueueClient", "TakeStream"]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What a take returned.
-
-    table: row_id, uid, group_id, attempt and the columns asked for; without rows unless status is "rows".
-    status: "rows"; "empty", the deadline passed; "sealed", no row will ever come; "outdated", a newer policy version
-        than the asker's is out: adopt it before asking again.
-    policy_version: the announced version that matters to the table.
-    max_staleness, staleness_policy: by which bound the columns `staleness` and `stale_tokens` were computed; None
-        unless the consumer is the one that trains.
-    """
-
-    lease_id: str
-    table: pa.Table
-    status: TakeStatus
-    policy_version: int
-    max_staleness: int | None = None
-    staleness_policy: StalenessPolicy | None = None
-
-
-class QueueClient(PlansClient, ReadingClient, TablesClient):
+class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
     """Connects on first use. `identity` names this process in the server's statistics and errors."""
 
     # ---- tables -----------------------------------------------------------------------------------------------
@@ -141,12 +117,19 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
         policy_version: int | None = None,
         lease_s: float = 60.0,
         deadline_s: float | None = None,
+        ack: Lease | None = None,
     ) -> Lease:
         """Lease rows for `lease_s` seconds, waiting up to `deadline_s` for `min_rows` of them.
 
         Mere lack of rows is a status, not an error. Columns default to the consumer's. `policy_version` is the version
         that the caller generates from (tables with tickets) or trains for (the staleness consumer). Not repeated by
         itself: rows whose delivery failed come again when their lease expires.
+
+        `ack` finishes the rows of a lease first, in the same call; one without rows is left alone. If the take fails,
+        the ack stands.
+
+        Raises:
+            LeaseLostError: `ack` took longer than it lasted; nothing was taken.
         """
         deadline_s = self.deadline_s if deadline_s is None else deadline_s
         ticket = m.TakeTicket(
@@ -158,6 +141,7 @@ class QueueClient(PlansClient, ReadingClient, TablesClient):
             policy_version=policy_version,
             lease_s=lease_s,
             deadline_s=deadline_s,
+            ack=finished(ack),
             identity=self.identity,
         )
         rows = self._get(f"take from {table}", ticket, deadline_s, retry=False)

@@ -61,7 +61,7 @@ class Connection:
         for delay_s in (*(RETRY_DELAYS_S if retry else ()), None):
             client = self._connected(where)
             try:
-                with self._our_errors(where):
+                with self.errors(where):
                     return call(client)
             except UnavailableError:
                 self._forget(client)
@@ -89,7 +89,8 @@ class Connection:
             client.close()
 
     @contextmanager
-    def _our_errors(self, where: str) -> Iterator[None]:
+    def errors(self, where: str) -> Iterator[None]:
+        """Turn what goes wrong inside into our errors, as `repeat` raises them."""
         try:
             yield
         except FlightQueueError:

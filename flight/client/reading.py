@@ -165,7 +165,7 @@ class ReadingClient(ClientCalls):
             identity=self.identity,
         )
         idle_s = self.deadline_s if idle_deadline_s is None else idle_deadline_s
-        return Subscription(self._connection, request, idle_deadline_s=idle_s)
+        return Subscription(self._connection, self._shared, request, idle_deadline_s=idle_s)
 
 
 def _tick(reader: paflight.FlightStreamReader, ticket: m.WatchTicket) -> pa.RecordBatch | None:

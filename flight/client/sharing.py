@@ -20,6 +20,20 @@ SLOT_BYTES = 16 << 20
 NEGOTIATION = paflight.FlightCallOptions(timeout=10.0)
 
 
+class Written:
+    """Rows that lie in slots of shared memory until `free`."""
+
+    def __init__(self, guest: Guest, grant: int, slots: list[int]) -> None:
+        self.connection = guest.connection
+        self.slots = slots
+        self._guest = guest
+        self._grant = grant
+
+    def free(self) -> None:
+        """Let go of the slots; what the server keeps it holds itself."""
+        self._guest.free(self._grant)
+
+
 class SharedMemory:
     """A seat at the server's arena if there is one on this host; without one, everything goes over the stream."""
 
@@ -41,8 +55,8 @@ class SharedMemory:
     ) -> pa.Table:
         """Do a DoGet and return its rows."""
         guest = None
-        if isinstance(ticket, m.TakeTicket | m.ReadTicket | m.FetchTicket):
-            guest = self._seat(client)
+        if isinstance(ticket, m.TakeTicket | m.ReadTicket | m.FetchTicket | m.SqlTicket):
+            guest = self.seat(client)
         if guest is None:
             return _read(client.do_get(paflight.Ticket(m.encode(ticket)), options))
         grant = guest.new_grant()
@@ -63,27 +77,40 @@ class SharedMemory:
         options: paflight.FlightCallOptions,
     ) -> list[m.PutAck] | None:
         """Put rows through shared memory; None if they must go over the stream."""
-        if not rows.num_rows or rows.nbytes < wire.SMALL_BYTES or (guest := self._seat(client)) is None:
+        written = self.write(client, rows)
+        if written is None:
             return None
-        grant = guest.new_grant()
         try:
-            pieces = _pieces(rows)
-            if len(pieces) > wire.MAX_SLOTS or (slots := guest.write(pieces, grant)) is None:
-                return None
             request = m.PutShared(
                 table=command.table,
                 writer=command.writer,
                 deadline_s=command.deadline_s,
                 identity=command.identity,
-                connection=guest.connection,
-                slots=slots,
+                connection=written.connection,
+                slots=written.slots,
             )
             [answer] = client.do_action(paflight.Action("put_shared", m.encode(request)), options)
             return m.decode(memoryview(answer.body), list[m.PutAck], what="put acknowledgement")
         finally:
-            guest.free(grant)
+            written.free()
 
-    def _seat(self, client: paflight.FlightClient) -> Guest | None:
+    def write(self, client: paflight.FlightClient, rows: pa.Table) -> Written | None:
+        """Write rows into slots that are to be freed once the server has them; None if they must go over the stream."""
+        if not rows.num_rows or rows.nbytes < wire.SMALL_BYTES or (guest := self.seat(client)) is None:
+            return None
+        grant = guest.new_grant()
+        try:
+            pieces = _pieces(rows)
+            if len(pieces) <= wire.MAX_SLOTS and (slots := guest.write(pieces, grant)) is not None:
+                return Written(guest, grant, slots)
+        except BaseException:
+            guest.free(grant)
+            raise
+        guest.free(grant)
+        return None
+
+    def seat(self, client: paflight.FlightClient) -> Guest | None:
+        """Return this client's seat at the server's arena, None if there is none."""
         if not self._is_on:
             return None
         with self._lock:

@@ -21,20 +21,25 @@ import pyarrow.flight as paflight
 from flight import messages as m
 from flight import stream_messages as sm
 from flight.client.connection import TRANSFER_S, Connection
+from flight.client.open_stream import open_exchange, read_message
+from flight.client.sharing import SharedMemory
 from flight.errors import (
     BY_CODE,
     DeadlineExceededError,
     FlightQueueError,
     InvalidRequestError,
+    LeaseLostError,
     UnavailableError,
 )
+from flight.shared.guest import Guest
+from flight.shared.wire import BLOCK_GRANTS
 from flight.state.ledger import TakeStatus
-
-MAX_STREAM_S = 86_400.0
-"""A stream lives a day at most; subscribe again then."""
 
 SILENT_BEATS = 3
 """Heartbeats that the server may miss."""
+
+RENEW_AFTER = 0.1
+"""Share of its time that a lease may wait for its turn before it is renewed."""
 
 CLOSE_S = 5.0
 """Wait for the server's end of the stream before it is cancelled."""
@@ -58,6 +63,7 @@ class PushedLease:
         self.max_attempt = note.max_attempt
         self.max_staleness = note.max_staleness
         self.staleness_policy = note.staleness_policy
+        self._came_s = time.monotonic()
         self._subscription = subscription
         self._rows_left = note.num_rows
         self._bytes_left = note.num_bytes
@@ -68,40 +74,42 @@ class PushedLease:
         Raises:
             LeaseLostError: it took longer than the lease lasted; the rows go to the next taker.
         """
-        return self._finish(
-            lambda seq: sm.AckRows(seq=seq, lease_id=self.lease_id, uids=uids, step=step), uids
-        )
+        return self._finish(sm.AckRows(seq=0, lease_id=self.lease_id, uids=uids, step=step))
 
     def nack(self, reason: str, *, uids: list[str] | None = None, requeue: bool = True) -> int:
         """Give the rows back, to be delivered again, or with `requeue=False` skip them for good."""
         return self._finish(
-            lambda seq: sm.NackRows(
-                seq=seq, lease_id=self.lease_id, reason=reason, uids=uids, requeue=requeue
-            ),
-            uids,
+            sm.NackRows(seq=0, lease_id=self.lease_id, reason=reason, uids=uids, requeue=requeue)
         )
 
     def renew(self, lease_s: float) -> None:
         """Let the lease last `lease_s` seconds from now."""
-        self._subscription._ask(
-            lambda seq: sm.RenewLease(seq=seq, lease_id=self.lease_id, lease_s=lease_s), None
-        )
+        self._subscription._ask(sm.RenewLease(seq=0, lease_id=self.lease_id, lease_s=lease_s))
 
-    def _finish(self, message: Callable[[int], Any], uids: list[str] | None) -> int:
+    def _finish(self, message: sm.AckRows | sm.NackRows) -> int:
         if not self.table.num_rows:
             return 0
-        freed: list[tuple[int, int]] = []
-
-        def take_credit() -> tuple[int, int]:
-            """Return what this finishes, once: half of the rows free half of the bytes."""
-            num_rows = self._rows_left if uids is None else min(len(uids), self._rows_left)
+        # What is finished is granted anew with the same message: half of the rows free half of the bytes.
+        with self._subscription._changed:
+            num_rows = self._rows_left if message.uids is None else min(len(message.uids), self._rows_left)
             num_bytes = self._bytes_left * num_rows // max(self._rows_left, 1)
             self._rows_left -= num_rows
             self._bytes_left -= num_bytes
-            freed.append((num_rows, num_bytes))
-            return num_rows, num_bytes
-
-        return self._subscription._ask(message, take_credit)
+        message.credit = sm.Grant(rows=num_rows, bytes=num_bytes) if num_rows else None
+        try:
+            num_finished = self._subscription._ask(message)
+        except LeaseLostError:
+            self._subscription._let_go(self.lease_id, num_rows)
+            if message.credit is not None:
+                self._subscription._write(message.credit)
+            raise
+        except FlightQueueError:
+            with self._subscription._changed:
+                self._rows_left += num_rows
+                self._bytes_left += num_bytes
+            raise
+        self._subscription._let_go(self.lease_id, num_rows)
+        return num_finished
 
 
 class Subscription:
@@ -110,7 +118,9 @@ class Subscription:
     Made by `QueueClient.subscribe`. Iteration stops when the table is sealed and empty.
     """
 
-    def __init__(self, connection: Connection, request: sm.Subscribe, *, idle_deadline_s: float) -> None:
+    def __init__(
+        self, connection: Connection, shared: SharedMemory, request: sm.Subscribe, *, idle_deadline_s: float
+    ) -> None:
         self._where = f"subscription to {request.table} by {request.consumer}"
         self._request = request
         self._idle_deadline_s = idle_deadline_s
@@ -126,35 +136,20 @@ class Subscription:
         self._is_closed = False
         self._has_ended = False
         self._heard_s = time.monotonic()
-        self._connection = connection
+        self._shared = shared
+        self._guest: Guest | None = None
+        self._next_grant = 0
         self._writer, self._reader, opened = connection.repeat(self._where, self._open, retry=False)
-        self._silence_s = SILENT_BEATS * opened.heartbeat_s + TRANSFER_S
+        self._silence_s = SILENT_BEATS * (opened.heartbeat_s or request.heartbeat_s) + TRANSFER_S
         self._receiver = threading.Thread(target=self._receive, name=self._where, daemon=True)
         self._receiver.start()
 
     def _open(self, client: paflight.FlightClient) -> tuple[Any, Any, sm.Opened]:
-        descriptor = paflight.FlightDescriptor.for_command(m.encode(self._request))
-        writer, reader = client.do_exchange(descriptor, paflight.FlightCallOptions(timeout=MAX_STREAM_S))
-        watchdog = threading.Timer(TRANSFER_S, reader.cancel)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            chunk = reader.read_chunk()
-        except StopIteration:
-            raise UnavailableError(
-                f"{self._where}: the server must open it, got the end of the stream"
-            ) from None
-        finally:
-            watchdog.cancel()
-        opened = _message(chunk)
-        if not isinstance(opened, sm.Opened) or opened.v != m.PROTOCOL_VERSION:
-            version = opened.v if isinstance(opened, sm.Opened) else "another answer"
-            reader.cancel()
-            raise InvalidRequestError(
-                f"{self._where}: protocol version of the server must be {m.PROTOCOL_VERSION}, got {version}; "
-                "use a client of the server's release"
-            )
-        return writer, reader, opened
+        self._guest = self._shared.seat(client)
+        if self._guest is not None:
+            self._next_grant = self._guest.new_block()
+            self._request.shared = m.SharedRef(connection=self._guest.connection, grant=self._next_grant)
+        return open_exchange(client, self._request, self._where)
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +183,7 @@ class Subscription:
             lease = self._waiting.popleft()
             if lease.status == "rows":
                 self._held[lease.lease_id] = lease.table.num_rows
-        if lease.status == "rows":
+        if lease.status == "rows" and time.monotonic() - lease._came_s > self._request.lease_s * RENEW_AFTER:
             # The lease counts from now, not from when it was pushed.
             self._write(sm.Heartbeat(renew=[lease.lease_id]))
         return lease
@@ -225,9 +220,9 @@ class Subscription:
 
     # ---- asking -----------------------------------------------------------------------------------------------
 
-    def _ask(self, message: Callable[[int], Any], take_credit: Callable[[], tuple[int, int]] | None) -> int:
-        """Send a message and return what the server did; the credit of finished rows is granted anew."""
-        request = message(next(self._seq))
+    def _ask(self, request: sm.AckRows | sm.NackRows | sm.RenewLease) -> int:
+        """Send a message and return what the server did."""
+        request.seq = next(self._seq)
         with self._changed:
             self._answers[request.seq] = None
         try:
@@ -243,25 +238,19 @@ class Subscription:
         finally:
             with self._changed:
                 del self._answers[request.seq]
-        if isinstance(answer, sm.Refused) and answer.code == "lease_lost" and take_credit is not None:
-            self._return_credit(request.lease_id, take_credit)
         if not isinstance(answer, sm.Done):
             code, text = (answer.code, answer.message) if answer else ("internal", "no answer")
             raise BY_CODE.get(code, FlightQueueError)(text)
-        if take_credit is not None:
-            self._return_credit(request.lease_id, take_credit)
         return answer.num_rows
 
-    def _return_credit(self, lease_id: str, take_credit: Callable[[], tuple[int, int]]) -> None:
+    def _let_go(self, lease_id: str, num_rows: int) -> None:
+        """Note that rows of a lease are finished, or lost."""
         with self._changed:
-            num_rows, num_bytes = take_credit()
             left = self._held.get(lease_id, 0) - num_rows
             if left > 0:
                 self._held[lease_id] = left
             else:
                 self._held.pop(lease_id, None)
-        if num_rows and not self._has_ended:
-            self._write(sm.Grant(rows=num_rows, bytes=num_bytes))
 
     def _write(self, message: Any) -> None:
         try:
@@ -322,6 +311,10 @@ class Subscription:
         with self._changed:
             self._has_ended = True
             self._waiting.clear()
+            if self._guest is not None:
+                # What was granted on its way here and has not arrived.
+                block_end = (self._next_grant // BLOCK_GRANTS + 1) * BLOCK_GRANTS
+                self._guest.free(self._next_grant, until=block_end)
             if self._error is None and not self._is_closed:
                 self._error = error
             self._changed.notify_all()
@@ -333,7 +326,7 @@ class Subscription:
         )
 
     def _note(self, chunk: Any) -> None:
-        message = _message(chunk)
+        message = read_message(chunk, sm.FromServer)
         with self._changed:
             self._heard_s = time.monotonic()
             if isinstance(message, sm.Rows):
@@ -350,20 +343,21 @@ class Subscription:
                 self._error = BY_CODE.get(message.code, FlightQueueError)(message.message)
                 self._waiting.clear()  # The server has taken these leases back.
             self._changed.notify_all()
-            beat = sm.Heartbeat(renew=[lease.lease_id for lease in self._waiting if lease.lease_id])
+            waiting = [lease.lease_id for lease in self._waiting] if isinstance(message, sm.Beat) else []
         if isinstance(message, sm.Beat) and not self._is_closed:
-            self._write(beat)
+            self._write(sm.Heartbeat(renew=[lease_id for lease_id in waiting if lease_id]))
 
-    def _collect(self, note: sm.Rows, batch: pa.RecordBatch) -> None:
+    def _collect(self, note: sm.Rows, batch: pa.RecordBatch | None) -> None:
+        if note.shared is not None and self._guest is not None:
+            self._next_grant = note.shared.grant + 1
+            table = self._guest.rebuild(note.shared, self._reader.schema, None, note.shared.grant)
+            if not self._is_closed:
+                self._waiting.append(PushedLease(self, note, table))
+            return
+        if batch is None:
+            raise InvalidRequestError(f"{self._where}: rows must come with a batch, got none")
         self._parts.append(batch)
         if note.part + 1 == note.num_parts:
             parts, self._parts = self._parts, []
             if not self._is_closed:
                 self._waiting.append(PushedLease(self, note, pa.Table.from_batches(parts)))
-
-
-def _message(chunk: Any) -> Any:
-    data = chunk.app_metadata
-    if data is None:
-        raise InvalidRequestError("subscription: every batch must say what it is, got one without metadata")
-    return m.decode(data.to_pybytes(), sm.FromServer, what="subscription message")

@@ -3,7 +3,7 @@
 DoPut      a table's rows; each batch is acknowledged once it is in the table
 DoGet      take (lease), fetch (of a plan) or read rows; lease, status and version are in the stream's schema metadata
            or follow statistics, or ask for the answer to a SELECT
-DoExchange rows pushed to a subscriber
+DoExchange rows pushed to a subscriber, and open streams of puts or of takes
 DoAction   everything else, JSON in and out
 GetFlightInfo, GetSchema, ListFlights: what tables there are, so that any Flight client can look at them
 
@@ -14,9 +14,11 @@ with its traceback and leaves as code "internal": the traceback never crosses th
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +33,9 @@ from flight.errors import FlightQueueError, InvalidRequestError, OverloadedError
 from flight.schema import TableSpec
 from flight.server import watching
 from flight.server.description import described_schema
-from flight.server.idle import OpenPut, PutWatch
+from flight.server.finishing import check_lease, finish
+from flight.server.idle import PutWatch
+from flight.server.open_streams import PutStreamSession, TakeStreamSession, first_line, next_chunk
 from flight.server.plans import to_fetch, to_message, to_order
 from flight.server.putting import add_batch, put_shared, sum_up
 from flight.server.sql import SqlEngine
@@ -48,6 +52,9 @@ MAX_STREAMS = 512
 
 MAX_CALLS = 2048
 """Calls in progress at once; each holds a thread."""
+
+STOP_LOOK_S = 0.05
+"""How often a stop looks whether only silent callers are left."""
 
 LOG = structlog.get_logger("flight.server")
 
@@ -85,9 +92,7 @@ class QueueServer(paflight.FlightServerBase):
             "nack": lambda r: self._broker.nack(
                 r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
             ),
-            "renew": lambda r: self._broker.renew(
-                r.table, r.consumer, r.lease_id, _positive("lease_s", r.lease_s)
-            ),
+            "renew": lambda r: self._broker.renew(r.table, r.consumer, r.lease_id, check_lease(r.lease_s)),
             "seal": lambda r: self._broker.seal(r.table, r.expected_rows),
             "announce": lambda r: self._broker.announce(r.table, r.policy_version),
             "set_max_staleness": lambda r: self._broker.set_max_staleness(r.table, r.max_staleness),
@@ -106,8 +111,14 @@ class QueueServer(paflight.FlightServerBase):
         self._broker.close()
         if self._shared is not None:
             self._shared.close()
+        ends_at = time.monotonic() + grace_s
         with self._idle:
-            return self._idle.wait_for(lambda: self._num_calls == 0, grace_s)
+            # A caller who says nothing has nothing in progress, and would not be heard before its stream ends.
+            while self._num_calls > self._puts.num_silent:
+                if time.monotonic() >= ends_at:
+                    return False
+                self._idle.wait(STOP_LOOK_S)
+        return True
 
     # ---- Flight -----------------------------------------------------------------------------------------------
 
@@ -123,7 +134,7 @@ class QueueServer(paflight.FlightServerBase):
             command = _put_command(descriptor)
             wait = self._wait(context, command.deadline_s)
             acks: list[m.PutAck] = []
-            while (chunk := _next_chunk(reader, put)) is not None:
+            while (chunk := next_chunk(reader, put)) is not None:
                 if chunk.data is None:
                     raise InvalidRequestError(
                         f"put into {command.table}: message must hold a batch, got metadata only"
@@ -152,10 +163,13 @@ class QueueServer(paflight.FlightServerBase):
                 rows = self._sql.query(
                     request.query, max_rows=request.max_rows, deadline_s=request.deadline_s
                 )
-                return paflight.RecordBatchStream(rows)
+                return self._rows(rows, request)
             if isinstance(request, m.FetchTicket):
                 return self._rows(self._broker.fetch(request.table, to_fetch(request)), request)
-            answer = self._take(request, self._wait(context, request.deadline_s))
+            wait = self._wait(context, request.deadline_s)
+            if request.ack is not None:
+                finish(self._broker, request.table, request.consumer, request.ack)
+            answer = self._take(request, wait)
             notes = {
                 "status": answer.status,
                 "lease_id": answer.lease_id,
@@ -173,10 +187,15 @@ class QueueServer(paflight.FlightServerBase):
         reader: paflight.MetadataRecordBatchReader,
         writer: paflight.MetadataRecordBatchWriter,
     ) -> None:
-        """Push rows to a subscriber until it closes the stream."""
-        with self._call("subscribe"), self._stream():
-            request = m.decode(descriptor.command or b"", sm.Subscribe, what="subscribe descriptor")
-            serve_subscription(self._broker, request, reader, writer, context)
+        """Push rows to a subscriber, or answer puts or takes, until the client closes the stream."""
+        with self._call("exchange"), self._stream():
+            request = m.decode(descriptor.command or b"", sm.Exchange, what="stream descriptor")
+            if isinstance(request, sm.Subscribe):
+                serve_subscription(self._broker, self._shared, request, reader, writer, context)
+                return
+            make = PutStreamSession if isinstance(request, sm.PutStream) else TakeStreamSession
+            session = make(self._broker, self._shared, request, partial(self._wait, context))
+            session.serve(reader, writer, self._puts, context.peer())
 
     def do_action(self, context: paflight.ServerCallContext, action: paflight.Action) -> Iterator[bytes]:
         """Do what docs/protocol.md lists, answering one JSON value."""
@@ -225,7 +244,7 @@ class QueueServer(paflight.FlightServerBase):
     # ---- parts ------------------------------------------------------------------------------------------------
 
     def _rows(
-        self, table: pa.Table, request: m.TakeTicket | m.ReadTicket | m.FetchTicket
+        self, table: pa.Table, request: m.TakeTicket | m.ReadTicket | m.FetchTicket | m.SqlTicket
     ) -> paflight.RecordBatchStream:
         shared = None
         if self._shared is not None and request.shared is not None:
@@ -238,13 +257,13 @@ class QueueServer(paflight.FlightServerBase):
             max_rows=request.max_rows,
             min_rows=request.min_rows,
             policy_version=request.policy_version,
-            lease_s=_positive("lease_s", request.lease_s),
+            lease_s=check_lease(request.lease_s),
             member=request.identity,
         )
         return self._broker.take(request.table, take, request.columns, wait)
 
     def _plan(self, request: m.PlanRequest, wait: Wait) -> m.PlanAnswer:
-        lease_s = _positive("lease_s", request.lease_s)
+        lease_s = check_lease(request.lease_s)
         answer = self._broker.plan(
             request.table, to_order(request), lease_s=lease_s, member=request.identity, wait=wait
         )
@@ -334,7 +353,7 @@ class QueueServer(paflight.FlightServerBase):
                 )
             else:
                 problem = InvalidRequestError(
-                    f"{what}: data must be a valid Arrow stream, got: {_first_line(error)}"
+                    f"{what}: data must be a valid Arrow stream, got: {first_line(error)}"
                 )
             raise _wire_error(problem) from None
         except Exception:
@@ -346,27 +365,9 @@ class QueueServer(paflight.FlightServerBase):
                 self._idle.notify_all()
 
 
-def _next_chunk(
-    reader: paflight.MetadataRecordBatchReader, put: OpenPut
-) -> paflight.FlightStreamChunk | None:
-    with put.waiting_for_caller():
-        try:
-            return reader.read_chunk()
-        except StopIteration:
-            return None
-        except OSError as error:  # Arrow's word for a message that it cannot read.
-            raise InvalidRequestError(
-                f"put: data must be a valid Arrow stream, got: {_first_line(error)}"
-            ) from error
-
-
 def _wire_error(error: FlightQueueError) -> paflight.FlightServerError:
     message, detail = m.error_detail(error)
     return paflight.FlightServerError(message, extra_info=detail)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
 
 
 def _path(descriptor: paflight.FlightDescriptor) -> str:
@@ -382,9 +383,3 @@ def _put_command(descriptor: paflight.FlightDescriptor) -> m.PutCommand:
     if descriptor.descriptor_type == paflight.DescriptorType.PATH:
         return m.PutCommand(table=_path(descriptor))
     return m.decode(descriptor.command or b"", m.PutCommand, what="put descriptor")
-
-
-def _positive(what: str, value: float) -> float:
-    if not 0 < value <= 24 * MAX_DEADLINE_S:
-        raise InvalidRequestError(f"request: {what} must be over 0 and at most a day, got {value}")
-    return value

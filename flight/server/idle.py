@@ -1,4 +1,5 @@
-"""Puts whose callers have gone silent: how many may be open, how long they may be silent, and how they are ended.
+"""Puts and open streams whose callers have gone silent: how many puts may be open, how long a caller may be silent, and
+how it is ended.
 
 A put holds a thread of the server while it waits for the next batch, and Arrow Flight has no time limit for that read
 and no way to cancel it from the server (pyarrow 26; a client's own deadline ends it, but a client may have none). So
@@ -31,10 +32,11 @@ LOG = structlog.get_logger("flight.server.idle")
 
 
 class OpenPut:
-    """One put. While `silent_since` is set, the server waits for its caller."""
+    """One put, or one open stream. While `silent_since` is set, the server waits for its caller."""
 
-    def __init__(self, peer: str, clock: Callable[[], float]) -> None:
+    def __init__(self, peer: str, clock: Callable[[], float], what: str = "put") -> None:
         self.peer = peer
+        self.what = what
         self.silent_since: float | None = None
         self._clock = clock
 
@@ -65,29 +67,48 @@ class PutWatch:
         self._cut = cut or cut_connection
         self._lock = threading.Lock()
         self._open: dict[int, OpenPut] = {}
+        self._num_puts = 0
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def open(self, peer: str) -> Iterator[OpenPut]:
-        """Count a put from an address.
+        """Count a put from an address, and watch it.
 
         Raises:
             OverloadedError: there are too many already.
         """
-        put = OpenPut(peer, self._clock)
         with self._lock:
-            if len(self._open) >= self.max_puts:
+            if self._num_puts >= self.max_puts:
                 raise OverloadedError(
                     f"server: open puts must be at most {self.max_puts}, got one more; close puts that are done"
                 )
-            number = next(self._numbers)
-            self._open[number] = put
+            self._num_puts += 1
         try:
-            yield put
+            with self.watch(peer) as put:
+                yield put
+        finally:
+            with self._lock:
+                self._num_puts -= 1
+
+    @contextmanager
+    def watch(self, peer: str, what: str = "put") -> Iterator[OpenPut]:
+        """Watch the caller of an open stream."""
+        stream = OpenPut(peer, self._clock, what)
+        with self._lock:
+            number = next(self._numbers)
+            self._open[number] = stream
+        try:
+            yield stream
         finally:
             with self._lock:
                 del self._open[number]
+
+    @property
+    def num_silent(self) -> int:
+        """Return for how many callers the server waits."""
+        with self._lock:
+            return sum(each.silent_since is not None for each in self._open.values())
 
     def start(self) -> None:
         """Look after the puts in a thread of its own. Idempotent."""
@@ -111,7 +132,7 @@ class PutWatch:
         for peer in {put.peer for put in late}:
             is_cut = self._cut(peer)
             num_cut += is_cut
-            LOG.warning("a put was silent for too long", peer=peer, idle_s=self.idle_s, cut_off=is_cut)
+            LOG.warning("a caller was silent for too long", peer=peer, idle_s=self.idle_s, cut_off=is_cut)
         return num_cut
 
     def _run(self) -> None:

@@ -23,9 +23,13 @@ from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, TakeAnswer, Wait
 from flight.broker.pushing import Delivery
-from flight.data.store import cut
+from flight.data.sending import to_send
 from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, LeaseLostError
+from flight.server.finishing import check_lease, finish
 from flight.server.idle import cut_connection
+from flight.server.open_streams import refused
+from flight.shared.host import SharedMemoryHost
+from flight.shared.layout import SharedTable
 from flight.state.credit import Credit
 from flight.state.ledger import TakeRequest
 
@@ -45,6 +49,7 @@ Send = Callable[[bytes, pa.RecordBatch | None], None]
 
 def serve_subscription(
     broker: Broker,
+    host: SharedMemoryHost | None,
     request: sm.Subscribe,
     reader: paflight.MetadataRecordBatchReader,
     writer: paflight.MetadataRecordBatchWriter,
@@ -64,7 +69,9 @@ def serve_subscription(
         else:
             writer.write_with_metadata(batch, metadata)
 
-    session = Session(broker, request, delivery=delivery, send=send, is_cancelled=context.is_cancelled)
+    session = Session(
+        broker, request, delivery=delivery, send=send, is_cancelled=context.is_cancelled, host=host
+    )
     writer.begin(delivery.schema)
     session.open()
     peer = context.peer()
@@ -98,8 +105,11 @@ class Session:
         delivery: Delivery,
         send: Send,
         is_cancelled: Callable[[], bool],
+        host: SharedMemoryHost | None = None,
     ) -> None:
         self._broker = broker
+        self._host = host
+        self._num_grants = 0
         self._request = request
         self._columns, unit_size = delivery.columns, delivery.unit_size
         self._where = f"subscription to {request.table} by {request.consumer}"
@@ -155,32 +165,22 @@ class Session:
         try:
             num_rows = self._do(message)
         except FlightQueueError as error:
-            text, _ = m.error_detail(error)
-            self._say(sm.Refused(seq=message.seq, code=error.code, message=text))
+            self._say(refused(message.seq, error))
             if isinstance(error, LeaseLostError):
                 self._close_lease(message.lease_id)
             return
         self._say(sm.Done(seq=message.seq, num_rows=num_rows))
 
     def _do(self, message: sm.AckRows | sm.NackRows | sm.RenewLease) -> int:
-        table, consumer = self._request.table, self._request.consumer
+        num_rows = finish(self._broker, self._request.table, self._request.consumer, message)
         if isinstance(message, sm.RenewLease):
-            check_lease(message.lease_s)
-            self._broker.renew(table, consumer, message.lease_id, message.lease_s)
-            return 0
-        if isinstance(message, sm.AckRows):
-            num_rows = self._broker.ack(table, consumer, message.lease_id, message.uids, message.step)
-        else:
-            num_rows = self._broker.nack(
-                table,
-                consumer,
-                message.lease_id,
-                message.uids,
-                reason=message.reason,
-                requeue=message.requeue,
-            )
-        if message.uids is None:
-            self._close_lease(message.lease_id)
+            return num_rows
+        with self._changed:
+            if message.uids is None:
+                self._open.pop(message.lease_id, None)
+            if message.credit is not None:
+                self._credit.grant(message.credit.rows, message.credit.bytes)
+            self._changed.notify_all()
         return num_rows
 
     def _renew_waiting(self, lease_ids: list[str]) -> None:
@@ -298,7 +298,6 @@ class Session:
             with self._changed:
                 self._open[answer.lease_id] = None
                 self._credit.spend(answer.table.num_rows, answer.table.nbytes)
-            batches = cut(answer.table.replace_schema_metadata(None)).to_batches()
             note = sm.Rows(
                 lease_id=answer.lease_id,
                 num_rows=answer.table.num_rows,
@@ -307,10 +306,24 @@ class Session:
                 max_staleness=answer.max_staleness,
                 staleness_policy=answer.policy,
                 max_attempt=max(answer.table.column("attempt").to_pylist()),
-                num_parts=len(batches),
+                shared=self._place(answer.table),
             )
+            if note.shared is not None:
+                self._say(note)
+                return
+            batches = to_send(answer.table, note.num_bytes)
+            note.num_parts = len(batches)
             for part, batch in enumerate(batches):
                 self._say(msgspec.structs.replace(note, part=part), batch)
+
+    def _place(self, table: pa.Table) -> SharedTable | None:
+        """Return where the rows of a lease lie if the subscriber can have them in shared memory."""
+        wanted = self._request.shared
+        if self._host is None or wanted is None:
+            return None
+        self._num_grants += 1
+        grant = wanted.grant + self._num_grants - 1
+        return self._host.place(table, m.SharedRef(connection=wanted.connection, grant=grant))
 
     def _fail(self, error: FlightQueueError | None) -> None:
         has_ended = self._ended
@@ -325,12 +338,6 @@ class Session:
         data = m.encode(message)
         with self._write_lock:
             self._send(data, batch)
-
-
-def check_lease(lease_s: float) -> None:
-    """Raise InvalidRequestError unless a lease may last so long."""
-    if not 0 < lease_s <= 86_400:
-        raise InvalidRequestError(f"request: lease_s must be over 0 and at most a day, got {lease_s}")
 
 
 def _check(request: sm.Subscribe) -> None:

@@ -51,7 +51,8 @@ class Guest:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._grants = itertools.count(1)
-        self._unsent: deque[int] = deque()
+        self._blocks = itertools.count(1)
+        self._unsent: deque[wire.Free] = deque()
         self._has_warned = False
         self._is_broken = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,18 +86,25 @@ class Guest:
         """Return a number for a grant."""
         for _ in range(len(self._unsent)):  # Once each: what cannot be sent yet comes back into the queue.
             with suppress(IndexError):
-                self.free(self._unsent.popleft())
+                self._say(self._unsent.popleft())
         return next(self._grants)
 
-    def free(self, grant: int) -> None:
-        """Tell the server that a grant is over. Takes no lock, as it runs wherever the last view dies."""
+    def new_block(self) -> int:
+        """Return the first of `wire.BLOCK_GRANTS` numbers for grants that the server chooses."""
+        return next(self._blocks) * wire.BLOCK_GRANTS
+
+    def free(self, grant: int, until: int | None = None) -> None:
+        """Tell the server that a grant, or a range, is over. Takes no lock: it runs wherever the last view dies."""
+        self._say(wire.Free(grant=grant, until=until))
+
+    def _say(self, message: wire.Free) -> None:
         if os.getpid() != self._pid:
             return
         try:
             # Not send(), which waits until there is room: the descriptor itself does not block.
-            os.write(self._socket.fileno(), msgspec.json.encode(wire.Free(grant=grant)))
+            os.write(self._socket.fileno(), msgspec.json.encode(message))
         except BlockingIOError:
-            self._unsent.append(grant)
+            self._unsent.append(message)
         except OSError:
             return  # The server is gone, and its grants with it.
 
@@ -108,6 +116,13 @@ class Guest:
         if packed is None:
             return table
         message = msgspec.json.decode(packed, type=layout.SharedTable)
+        schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
+        return self.rebuild(message, schema, table, grant)
+
+    def rebuild(
+        self, message: layout.SharedTable, schema: pa.Schema, rest: pa.Table | None, grant: int
+    ) -> pa.Table:
+        """Return the table of a schema that a message stands for; `rest` has the columns that are not shared."""
         hold = _Hold(self._readable)
         weakref.finalize(hold, self.free, grant).atexit = False
 
@@ -116,14 +131,13 @@ class Guest:
                 raise UnavailableError(f"shared memory: place must be in the arena, got {offset}")
             return pa.foreign_buffer(self._readable.address + offset, size_bytes, hold)
 
-        schema = pa.ipc.read_schema(pa.py_buffer(message.arrow_schema))
         if message.rest is not None:
-            table = pa.ipc.open_stream(buffer_at(*message.rest)).read_all()
+            rest = pa.ipc.open_stream(buffer_at(*message.rest)).read_all()
         return pa.Table.from_arrays(
             [
                 layout.rebuild(message.columns[field.name], field.type, buffer_at)
-                if field.name in message.columns
-                else table.column(field.name)
+                if rest is None or field.name in message.columns
+                else rest.column(field.name)
                 for field in schema
             ],
             schema=schema,

@@ -39,13 +39,19 @@ LOG = structlog.get_logger("flight.shared.host")
 
 
 class _Guest:
-    """One client. `grants` are slots by grant, `ended` the grants that were over before they came to be."""
+    """One client. `grants` are slots by grant; `ended` and `ended_blocks` were over before they came to be."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.name = secrets.token_hex(16)
         self.grants: dict[int, list[int]] = {}
         self.ended: set[int] = set()
+        self.ended_blocks: list[range] = []
+
+    def has_used(self, grant: int) -> bool:
+        """Return whether a number must not come to be a grant, now or any more."""
+        is_over = grant in self.ended or any(grant in block for block in self.ended_blocks)
+        return is_over or grant in self.grants
 
 
 class _Hold:
@@ -115,6 +121,23 @@ class SharedMemoryHost:
 
     def share(self, table: pa.Table, wanted: m.SharedRef) -> pa.Table | None:
         """Return what to send to a client when most of a table is shared, None if the table is to be sent."""
+        found = self._place(table, wanted, is_whole=False)
+        if found is None:
+            return None
+        message, rest = found
+        message.arrow_schema = table.schema.serialize().to_pybytes()
+        notes = dict(table.schema.metadata or {}) | {b"shared": msgspec.json.encode(message)}
+        return rest.combine_chunks().replace_schema_metadata(notes)
+
+    def place(self, table: pa.Table, wanted: m.SharedRef) -> layout.SharedTable | None:
+        """Return what stands for a whole table on a stream that knows its schema; None if it is to be sent."""
+        found = self._place(table, wanted, is_whole=True)
+        return found[0] if found is not None else None
+
+    def _place(
+        self, table: pa.Table, wanted: m.SharedRef, *, is_whole: bool
+    ) -> tuple[layout.SharedTable, pa.Table] | None:
+        """Find or make the places of a table; also return the columns that are too small for one, unless `is_whole`."""
         if not table.num_rows or table.nbytes < wire.SMALL_BYTES:
             return None
         columns: dict[str, list[layout.Piece]] = {}
@@ -124,28 +147,25 @@ class SharedMemoryHost:
                 if pieces is not None:
                     columns[name] = pieces
         rest = joined(table.select([name for name in table.column_names if name not in columns]))
-        is_large = rest.nbytes >= wire.SMALL_BYTES
-        size_bytes = layout.stream_bytes(rest) if is_large else 0
+        has_place = rest.num_columns > 0 and (is_whole or rest.nbytes >= wire.SMALL_BYTES)
+        size_bytes = layout.stream_bytes(rest) if has_place else 0
         offsets = {offset for pieces in columns.values() for offset in layout.offsets_of(pieces)}
         new = self._grant(wanted, offsets, size_bytes)
         if new is None:
             return None
-        message = layout.SharedTable(
-            grant=wanted.grant, arrow_schema=table.schema.serialize().to_pybytes(), columns=columns
-        )
+        message = layout.SharedTable(grant=wanted.grant, columns=columns)
         for slot in new:
             layout.write_stream(rest, pa.FixedSizeBufferWriter(self._writable(slot)))
             message.rest = (slot.offset, slot.size_bytes)
             rest = rest.slice(0, 0)
-        notes = dict(table.schema.metadata or {}) | {b"shared": msgspec.json.encode(message)}
-        return rest.combine_chunks().replace_schema_metadata(notes)
+        return message, rest
 
     def _grant(self, wanted: m.SharedRef, offsets: set[int], size_bytes: int) -> list[Slot] | None:
         """Hold slots for a client; return the new one of `size_bytes` if that is not 0, None if it cannot be."""
         with self._lock:
             self._catch_up()
             guest = self._guests.get(wanted.connection)
-            if guest is None or wanted.grant in guest.grants or wanted.grant in guest.ended:
+            if guest is None or guest.has_used(wanted.grant):
                 return None
             # The table still points at these slots, so they cannot have been freed.
             found = {slot.slot_id for offset in offsets if (slot := self._arena.find(offset)) is not None}
@@ -259,11 +279,7 @@ class SharedMemoryHost:
         with self._lock:
             self._catch_up()
             if isinstance(message, wire.Free):
-                slot_ids = guest.grants.pop(message.grant, None)
-                if slot_ids is None:
-                    guest.ended.add(message.grant)
-                else:
-                    self._release(slot_ids)
+                self._free(guest, message)
                 return None
             slots: list[Slot] = []
             for size_bytes in message.sizes_bytes[: wire.MAX_SLOTS]:
@@ -277,6 +293,19 @@ class SharedMemoryHost:
                 return wire.Allocated(slots=[])
             guest.grants[message.grant] = [slot.slot_id for slot in slots]
             return wire.Allocated(slots=[(slot.slot_id, slot.offset) for slot in slots])
+
+    def _free(self, guest: _Guest, message: wire.Free) -> None:
+        if message.until is not None:
+            block = range(message.grant, message.until)
+            guest.ended_blocks.append(block)
+            for grant in [each for each in guest.grants if each in block]:
+                self._release(guest.grants.pop(grant))
+            return
+        slot_ids = guest.grants.pop(message.grant, None)
+        if slot_ids is None:
+            guest.ended.add(message.grant)
+        else:
+            self._release(slot_ids)
 
     def _release(self, slot_ids: Sequence[int]) -> None:
         for slot_id in slot_ids:

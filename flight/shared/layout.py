@@ -29,14 +29,14 @@ class Piece(msgspec.Struct, kw_only=True, omit_defaults=True):
 class SharedTable(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A table that lies in the arena in part or whole, held by `grant`.
 
-    arrow_schema: all columns, with the metadata of the answer.
+    arrow_schema: all columns, with the metadata of the answer; empty on an open stream, which has a schema.
     columns: pieces by name; other columns are in the stream that came with this or, if `rest` is there, in an Arrow
         IPC stream at `rest`, a place of the arena.
     """
 
     grant: int
-    arrow_schema: bytes
     columns: dict[str, list[Piece]]
+    arrow_schema: bytes = b""
     rest: tuple[int, int] | None = None
 
 

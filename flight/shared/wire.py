@@ -22,6 +22,9 @@ MAX_SLOTS = 512
 SMALL_BYTES = 64 << 10
 """Below this, a table travels on the Flight stream: finding a slot would cost more than copying."""
 
+BLOCK_GRANTS = 1 << 40
+"""Grants of one block, which a client hands to the server to number what it pushes."""
+
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -39,10 +42,11 @@ class Allocate(msgspec.Struct, kw_only=True, tag="allocate", tag_field="type"):
     sizes_bytes: list[int]
 
 
-class Free(msgspec.Struct, kw_only=True, tag="free", tag_field="type"):
-    """A grant is over; one that has not come to be yet must not come to be."""
+class Free(msgspec.Struct, kw_only=True, omit_defaults=True, tag="free", tag_field="type"):
+    """A grant is over, with `until` all from it up to that one, excluded; what has not come to be must not do so."""
 
     grant: int
+    until: int | None = None
 
 
 class Allocated(msgspec.Struct, kw_only=True):

@@ -84,7 +84,8 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
             DeadlineExceededError: no rows came for `idle_deadline_s`.
         """
         with self._client() as client:
-            while (lease := self._next_lease(client)) is not None:
+            used: Lease | None = None
+            while (lease := self._next_lease(client, used)) is not None:
                 item = to_arrays(lease.table, self.values)
                 item[LEASE] = lease.lease_id
                 is_used = False
@@ -97,8 +98,7 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
                         client.nack(
                             self.table, self.consumer, lease_id=lease.lease_id, reason="iteration ended"
                         )
-                if self.ack_when == "next":
-                    client.ack(self.table, self.consumer, lease_id=lease.lease_id)
+                used = lease if self.ack_when == "next" else None
 
     def ack(self, batch: Mapping[str, Any], *, step: int | None = None) -> int:
         """Finish the rows of an item; `step` is the optimizer step that used them. Idempotent. Returns their number.
@@ -114,7 +114,7 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
         name = f"dataset-{self.consumer}" if worker is None else f"dataset-{self.consumer}-{worker.id}"
         return QueueClient(self.uri, identity=name)
 
-    def _next_lease(self, client: QueueClient) -> Lease | None:
+    def _next_lease(self, client: QueueClient, used: Lease | None) -> Lease | None:
         ends_at = time.monotonic() + self.idle_deadline_s
         while True:
             lease = client.take(
@@ -126,7 +126,9 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
                 policy_version=self.policy_version,
                 lease_s=self.lease_s,
                 deadline_s=min(POLL_S, max(0.0, ends_at - time.monotonic())),
+                ack=used,
             )
+            used = None
             if lease.status == "rows":
                 return lease
             if lease.status == "sealed":

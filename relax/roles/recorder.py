@@ -6,6 +6,7 @@ A row is acked once it is on disk, so a recorder that dies loses none; the next 
 
 from __future__ import annotations
 
+from flight.client import Lease
 from modalities.routing import joined_routing, routing_names
 from relax.data.media import TABLE
 from relax.observe.media_recorder import MediaRecorder
@@ -21,26 +22,27 @@ def run(service: Service) -> None:
     """Record until the table is sealed and empty, or the role has to leave."""
     columns = [*RECORDED, *routing_names(service.queue.describe("rollouts").columns_by_name)]
     media = _MediaRows(service) if service.config.media.record else None
-    with RolloutRecorder(service.run_dir / "rollouts") as recorder:
+    written: Lease | None = None
+    with (
+        RolloutRecorder(service.run_dir / "rollouts") as recorder,
+        service.queue.open_take("rollouts", "recorder", columns=columns) as takes,
+    ):
         service.report(state="ready")
         while not service.stopping:
-            lease = service.queue.take(
-                "rollouts",
-                "recorder",
-                max_rows=4096,
-                columns=columns,
-                lease_s=service.config.queue.lease_s,
-                deadline_s=0.5,
+            lease = takes.take(
+                max_rows=4096, lease_s=service.config.queue.lease_s, deadline_s=0.5, ack=written
             )
+            written = lease
             if lease.status == "rows":
                 recorder.write(joined_routing(lease.table))
-                service.queue.ack("rollouts", "recorder", lease_id=lease.lease_id)
             is_over = lease.status == "sealed" or (lease.status != "rows" and service.leaving)
             if media is not None:
                 while media.record() and not service.stopping:
                     pass
             if is_over:
                 break
+        if written is not None:
+            takes.ack(written)
 
 
 class _MediaRows:

@@ -117,11 +117,11 @@ class RunWatch:
     def _take(self, table: str) -> list[pa.Table]:
         """Take and ack all that waits in `table`."""
         taken: list[pa.Table] = []
+        lease = None
         while True:
-            lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0)
+            lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0, ack=lease)
             if lease.status != "rows":
                 return taken
-            self._queue.ack(table, "driver", lease_id=lease.lease_id)
             taken.append(lease.table)
 
     def _receive_metrics(self, rows: pa.Table) -> None:

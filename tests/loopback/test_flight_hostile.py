@@ -23,7 +23,7 @@ from flight.errors import SchemaMismatchError
 from flight.schema import Column, ConsumerSpec, TableSpec
 from tests.kit.server import queue_server
 
-STORM_S = 3.0
+STORM_S = 1.5
 CODES = {
     "schema_mismatch",
     "invalid_request",
@@ -107,6 +107,14 @@ LISTED = [
 ]
 
 
+OPEN = (
+    b'{"verb":"subscribe","table":"rows","consumer":"c","max_rows":1,"credit_rows":0}',
+    b'{"verb":"put_stream","table":"rows"}',
+    b'{"verb":"take_stream","table":"rows","consumer":"c"}',
+)
+"""Descriptors of streams on which a client may talk."""
+
+
 def refused(call) -> None:
     """Run a call that may be answered or refused, but only by a code of ours and without a traceback."""
     refusal = None
@@ -137,6 +145,8 @@ def test_random_messages_are_answered(server, body):
         refused(lambda action=action: list(plain.do_action(paflight.Action(action, body))))
     refused(lambda: plain.get_flight_info(paflight.FlightDescriptor.for_command(body)))
     refused(lambda: exchange(plain, body))
+    for command in OPEN[1:]:
+        refused(lambda command=command: exchange(plain, command, body))
     plain.close()
     assert process.poll() is None
 
@@ -163,9 +173,9 @@ def test_listed_nonsense_is_refused(unharmed):
             list(plain.do_get(paflight.Ticket(body)))
         assert json.loads(caught.value.extra_info)["code"] in CODES
         refused(lambda body=body: list(plain.do_action(paflight.Action("stats", body))))
-        subscribe = b'{"verb":"subscribe","table":"rows","consumer":"c","max_rows":1,"credit_rows":0}'
-        with pytest.raises(paflight.FlightServerError):
-            exchange(plain, subscribe, body)
+        for command in OPEN:
+            with pytest.raises(paflight.FlightServerError):
+                exchange(plain, command, body)
     plain.close()
 
 
@@ -181,6 +191,81 @@ def test_another_protocol_version_is_refused_by_both_numbers(unharmed, version, 
         list(plain.do_action(paflight.Action("stats", json.dumps({"v": version} | extra).encode())))
     with pytest.raises(paflight.FlightServerError, match=rule):
         exchange(plain, json.dumps({"v": version, "verb": "subscribe"} | extra).encode())
+    plain.close()
+
+
+SAID = [
+    (b'{"type":"put","seq":1,"deadline_s":0}', "message must have either a batch or shared, got neither"),
+    (
+        b'{"type":"put","seq":1,"deadline_s":-1,"shared":{"connection":"","slots":[]}}',
+        "deadline_s must be from 0",
+    ),
+    (b'{"type":"take","seq":1,"max_rows":-5}', "max_rows"),
+    (b'{"type":"take","seq":1,"max_rows":1,"min_rows":9}', "max_rows"),
+    (b'{"type":"take","seq":1,"max_rows":1,"lease_s":1e308}', "lease_s must be over 0 and at most a day"),
+    (b'{"type":"take","seq":1,"max_rows":1,"deadline_s":1e308}', "deadline_s must be from 0"),
+    (b'{"type":"take","seq":1,"max_rows":1,"ack":{"lease_id":"no"}}', "lease"),
+    (b'{"type":"ack","seq":1,"lease_id":"no"}', "lease"),
+    (b'{"type":"nack","seq":1,"lease_id":"no","reason":"x"}', "lease"),
+    (b'{"type":"renew","seq":1,"lease_id":"no","lease_s":0}', "lease_s must be over 0"),
+]
+
+
+@pytest.mark.parametrize(("said", "why"), SAID, ids=[str(number) for number in range(len(SAID))])
+def test_what_cannot_be_done_is_refused_and_the_stream_goes_on(unharmed, said, why):
+    """Well-formed messages that ask for nonsense, twice on the same stream."""
+    plain = paflight.connect(unharmed)
+    command = OPEN[1] if b'"put"' in said else OPEN[2]
+    descriptor = paflight.FlightDescriptor.for_command(command)
+    writer, reader = plain.do_exchange(descriptor, paflight.FlightCallOptions(timeout=10.0))
+    reader.read_chunk()
+    for _ in range(2):
+        writer.write_metadata(said)
+        answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        assert (answer["type"], answer["seq"]) == ("refused", 1)
+        assert answer["code"] in CODES
+        assert why in answer["message"]
+    writer.done_writing()
+    assert list(reader) == []
+    writer.close()
+    plain.close()
+
+
+def test_slots_of_a_connection_that_is_not_there_end_the_stream(unharmed):
+    """As unavailable: a client then opens another, and joins the shared memory again."""
+    plain = paflight.connect(unharmed)
+    said = b'{"type":"put","seq":1,"shared":{"connection":"x","slots":[1]}}'
+    with pytest.raises(paflight.FlightServerError) as caught:
+        exchange(plain, OPEN[1], said)
+    assert json.loads(caught.value.extra_info)["code"] == "unavailable"
+    plain.close()
+
+
+@pytest.mark.parametrize("command", OPEN)
+def test_batches_that_do_not_say_what_they_are_end_the_stream(unharmed, command):
+    """Or that come where none may."""
+    plain = paflight.connect(unharmed)
+    for metadata in (None, b'{"type":"put","seq":1}', b"nonsense"):
+        descriptor = paflight.FlightDescriptor.for_command(command)
+        writer, reader = plain.do_exchange(descriptor, paflight.FlightCallOptions(timeout=10.0))
+        batch = GOOD.to_batches()[0]
+        is_put = b"put_stream" in command and metadata is not None and metadata.startswith(b"{")
+        writer.begin(batch.schema)
+        if metadata is None:
+            writer.write_batch(batch)
+        else:
+            writer.write_with_metadata(batch, metadata)
+        writer.done_writing()
+        if is_put:
+            answers = [json.loads(chunk.app_metadata.to_pybytes()) for chunk in reader]
+            assert answers[1] == {
+                "type": "added", "seq": 1, "num_rows": 3, "num_duplicates": 3, "runs": [[0, 3]],
+            }  # fmt: skip
+        else:
+            with pytest.raises(paflight.FlightServerError) as caught:
+                list(reader)
+            assert json.loads(caught.value.extra_info)["code"] == "invalid_request"
+        refused(writer.close)
     plain.close()
 
 
@@ -215,24 +300,31 @@ def parts(table: pa.Table) -> list[tuple[bytes, bytes]]:
 
 
 class RawPut:
-    """DoPut by gRPC alone."""
+    """DoPut by gRPC alone, or a put stream."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, is_stream: bool = False) -> None:
         self._channel = grpc.insecure_channel(address.removeprefix("grpc://"))
-        self._call = self._channel.stream_stream("/arrow.flight.protocol.FlightService/DoPut")
+        name = "DoExchange" if is_stream else "DoPut"
+        self._call = self._channel.stream_stream(f"/arrow.flight.protocol.FlightService/{name}")
+        self._is_stream = is_stream
 
     def send(self, messages: Iterable[tuple[bytes, bytes]], path: str = "rows") -> str:
         """Send headers and bodies; return "" or the text of the refusal."""
 
         def requests() -> Iterator[bytes]:
             descriptor = field(1, varint(1 << 3) + varint(1) + field(3, path.encode()))
+            said = b""
+            if self._is_stream:
+                descriptor = field(1, varint(1 << 3) + varint(2) + field(2, OPEN[1]))
             for header, body in messages:
-                yield descriptor + field(2, header) + field(1000, body)
+                yield descriptor + field(2, header) + said + field(1000, body)
                 descriptor = b""
+                said = field(3, b'{"type":"put","seq":1,"deadline_s":1}') if self._is_stream else b""
 
         try:
-            for _ in self._call(requests(), timeout=10.0):
-                pass
+            for answer in self._call(requests(), timeout=10.0):
+                if b'"refused"' in answer:
+                    return answer.decode("utf-8", "replace")
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
                 raise
@@ -244,10 +336,10 @@ class RawPut:
         self._channel.close()
 
 
-@pytest.fixture
-def raw(unharmed):
-    """A raw put to the server."""
-    put = RawPut(unharmed)
+@pytest.fixture(params=[False, True], ids=["call", "stream"])
+def raw(unharmed, request):
+    """A raw put to the server, by a call or over an open stream."""
+    put = RawPut(unharmed, is_stream=request.param)
     yield put
     put.close()
 

@@ -30,7 +30,7 @@ def service(client: QueueClient) -> Service:
     """An actor's service with the tables of a run of two groups a step, on policy."""
     shape = RunShape(prompts_per_step=2, group_size=GROUP, max_staleness=0)
     specs = table_specs(shape, (), ())
-    for name in ("prompts", "rollouts"):
+    for name in ("media", "prompts", "rollouts"):
         client.create_table(specs[name])
     sampling = SamplingConfig(dynamic=True, max_refills=2)
     config = RunConfig(
@@ -91,7 +91,7 @@ def prompt_rows(uids: list[str]) -> pa.Table:
             "prompt_token_ids": pa.array([[1, 2]] * count, TOKENS),
             "reference_answer": ["red"] * count,
             "media_paths": pa.array([[]] * count, STRINGS),
-            "media_order": pa.array([[]] * count, STRINGS),
+            "media_ids": pa.array([[]] * count, STRINGS),
         }
     )
 
@@ -122,6 +122,7 @@ def rollout_rows(uid: str, rewards: tuple[float, float]) -> pa.Table:
             "rollout_worker": ["rollout-0"] * count,
             "generate_s": pa.array([0.1] * count, pa.float32()),
             "media_paths": pa.array([[]] * count, STRINGS),
+            "media_ids": pa.array([[]] * count, STRINGS),
             "created_at": pa.array([datetime.now(UTC)] * count, INSTANT),
         }
     )

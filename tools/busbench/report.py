@@ -14,6 +14,7 @@ BEGIN = "<!-- bench_bus -->"
 END = "<!-- /bench_bus -->"
 OURS = ("ours_shm", "ours_tcp")
 LABELS = {
+    "ours_stream": "ours, open streams",
     "ours_shm": "ours, shared memory",
     "ours_tcp": "ours, TCP",
     "flight": "bare pyarrow Flight",
@@ -118,7 +119,11 @@ def moved_table(results: Sequence[Result]) -> str:
 
 def latency_table(result: Result) -> str:
     """Return percentiles of single puts and takes over all rounds."""
-    lines = [f"{result.title}, one after the other, over all rounds:", ""]
+    lines = [
+        f"{result.title}, one after the other, over all rounds; a take includes the ack, over open streams that of the "
+        "rows before:",
+        "",
+    ]
     lines += _head(["system", "calls", "put p50 ms", "put p99 ms", "take p50 ms", "take p99 ms"])
     for system, rounds in result.samples.items():
         cells = [LABELS.get(system, system), str(sum(len(r["put_s"]) for r in rounds))]

@@ -205,6 +205,41 @@ class SharedQueue(Queue):
     shared_memory = True
 
 
+class StreamQueue(Queue):
+    """Ours over open streams: a take finishes the rows of the take before in the same message."""
+
+    shared_memory = True
+
+    def __init__(self, workload: w.Workload, address: str = "", name: str = "bench") -> None:
+        super().__init__(workload, address, name)
+        self._puts = {part: self._client.open_put(part) for part in workload.tables}
+        self._takes = self._client.open_take(w.ROWS, "reader")
+        self._last: Any = None
+
+    def put(self) -> None:
+        """Put media, then rows."""
+        for part in reversed(self._ready):
+            self._puts[part].put(self._ready[part])
+
+    def take(self) -> int:
+        """Take all rows, acknowledging those of the last time, and touch them; without media."""
+        num_rows = self._workload.rows.num_rows
+        lease = self._takes.take(
+            max_rows=num_rows, min_rows=num_rows, lease_s=LEASE_S, deadline_s=60.0, ack=self._last
+        )
+        if lease.table.num_rows != num_rows:
+            raise RuntimeError(f"take: rows must be {num_rows}, got {lease.table.num_rows} ({lease.status})")
+        self._last = lease
+        self._taken = {w.ROWS: lease.table}
+        return w.touch_table(lease.table)
+
+    def close(self) -> None:
+        """Close the streams, then all else."""
+        for stream in (*self._puts.values(), self._takes):
+            stream.close()
+        super().close()
+
+
 def _repeat(column: pa.ChunkedArray, count: int) -> pa.Array:
     return column.combine_chunks().take(pa.array(np.zeros(count, np.int64)))
 

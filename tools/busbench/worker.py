@@ -21,7 +21,7 @@ from typing import Any
 from busbench import workloads as w
 from busbench.processes import cpu_seconds, descendants, end_all, memory_bytes
 
-NAMES = ("ours_shm", "ours_tcp", "flight", "zmq", "memcpy", "transferqueue", "ray")
+NAMES = ("ours_stream", "ours_shm", "ours_tcp", "flight", "zmq", "memcpy", "transferqueue", "ray")
 CLIENT_S = 120.0
 
 
@@ -38,6 +38,7 @@ def make_system(name: str, workload: w.Workload) -> Any:
     from busbench import systems
 
     classes: dict[str, Callable[[w.Workload], Any]] = {
+        "ours_stream": systems.StreamQueue,
         "ours_shm": systems.SharedQueue,
         "ours_tcp": systems.Queue,
         "flight": systems.BareFlight,

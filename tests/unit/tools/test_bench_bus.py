@@ -140,6 +140,17 @@ def test_every_system_without_an_environment_delivers_the_same_bytes(tmp_path: P
     assert {system: len(found) for system, found in result.samples.items()} == dict.fromkeys(pythons, 1)
 
 
+def test_single_rows_over_open_streams_deliver_the_same_bytes(tmp_path: Path) -> None:
+    """Beside calls, in the same round."""
+    from busbench import rounds
+    from busbench import workloads as w
+
+    pythons = {name: Path(sys.executable) for name in ("ours_stream", "ours_tcp")}
+    result = rounds.measure(w.make("e"), pythons, rounds.Plan(rounds=1, repeats=3), 1.0, tmp_path)
+    assert result.skipped == {}
+    assert [len(found[0]["take_s"]) for found in result.samples.values()] == [3, 3]
+
+
 def test_a_worker_that_cannot_start_is_skipped_with_its_reason(tmp_path: Path) -> None:
     """The others go on; nobody waits for it."""
     from busbench import rounds

@@ -40,3 +40,16 @@ def test_open_puts_are_bounded():
 def test_cut_connection_that_is_not_there_does_nothing(peer):
     """A caller on a unix socket, or one that has gone, is left alone."""
     assert cut_connection(peer) is False
+
+
+def test_streams_are_watched_without_counting_as_puts():
+    """They are cut off when silent, and known as silent."""
+    clock, cut = FakeClock(), []
+    watch = PutWatch(max_puts=0, idle_s=1.0, clock=clock, cut=lambda peer: cut.append(peer) is None)
+    with watch.watch("ipv4:10.0.0.1:5", "take stream") as stream:
+        assert (stream.what, watch.num_silent) == ("take stream", 0)
+        with stream.waiting_for_caller():
+            assert watch.num_silent == 1
+            clock.advance(1.0)
+            assert watch.look() == 1
+    assert cut == ["ipv4:10.0.0.1:5"]
