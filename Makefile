@@ -3,10 +3,12 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SGLANG_VENV := .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
-.PHONY: run test quick soak lint format bench setup clean help
+.PHONY: run test test-sglang sglang quick soak lint format bench setup clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -17,6 +19,14 @@ $(STAMP): setup.cfg constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+sglang: $(SGLANG_STAMP)  ## create .venv-sglang: the SGLang server for machines without a GPU (3.4 GB)
+
+# The list is complete, so nothing is resolved: PyPI's sglang asks for CUDA kernels, which tools/sglang_cpu stands in for.
+$(SGLANG_STAMP): constraints-sglang.txt
+	@test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-sglang.txt
 	@touch $@
 
 run: $(STAMP)  ## train the tiny omni model by GRPO on this machine (ARGS="key=value ...")
@@ -31,8 +41,11 @@ lint: $(STAMP)  ## formatter, linter, types, layers
 test: lint  ## everything that has to hold
 	$(BIN)/python -m pytest
 
+test-sglang: $(STAMP) $(SGLANG_STAMP)  ## the tests against real SGLang servers
+	$(BIN)/python -m pytest -m sglang tests/sglang
+
 quick: lint  ## the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not sglang"
 
 soak: $(STAMP)  ## search the state machines of the queue for hundreds of thousands of steps
 	SEARCH_TIMES=30 $(BIN)/python -m pytest tests/unit/flight/state tests/unit/flight/broker/test_plans.py -k "Lives or Keeps"
@@ -45,4 +58,4 @@ format: $(STAMP)  ## rewrite the code in house format
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what the targets made, except data/ and runs/
-	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG_VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -29,7 +29,7 @@ from relax.errors import RelaxError, WiringError  # noqa: E402
 if TYPE_CHECKING:
     from relax.models.warm_up import Question, WarmUpConfig
 
-VERSION = 1
+VERSION = 2
 """Raised when the same seed and questions would give another model."""
 STAMP = "tiny_omni.json"
 

@@ -23,6 +23,7 @@ from modalities.base import MediaLimits
 from relax.algorithms.combinations import check_staleness
 from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
 from relax.errors import ConfigError
+from relax.rollout.sglang_config import SGLangConfig
 from relax.train.config import TrainerConfig
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
@@ -98,9 +99,15 @@ class RolloutConfig:
     """Generation and scoring."""
 
     engine: str = "torch"
-    """`torch`: the embedded engine."""
+    """`torch`: the embedded engine; `sglang`: SGLang servers."""
     num_workers: int = 1
     """Rollout services."""
+    num_engines: int = 1
+    """SGLang servers that each rollout service starts."""
+    engine_urls: list[str] = field(default_factory=list)
+    """SGLang servers that run already, shared out among the rollout services; then none is started."""
+    sglang: SGLangConfig = field(default_factory=SGLangConfig)
+    """Options of the SGLang servers."""
     max_new_tokens: int = 4
     """Longest completion in tokens."""
     temperature: float = 1.0
@@ -183,6 +190,7 @@ class RunConfig:
             ("queue.capacity_bytes", self.queue.capacity_bytes, 1 << 20),
             ("queue.lease_s", self.queue.lease_s, 1),
             ("rollout.num_workers", self.rollout.num_workers, 1),
+            ("rollout.num_engines", self.rollout.num_engines, 1),
             ("rollout.max_new_tokens", self.rollout.max_new_tokens, 1),
             ("rollout.num_threads", self.rollout.num_threads, 1),
             ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
@@ -194,7 +202,7 @@ class RunConfig:
         for key, word, choices in (
             ("staleness_policy", self.staleness_policy, ("pace", "drop", "mask", "reweight")),
             ("progress", self.progress, ("auto", "live", "plain")),
-            ("rollout.engine", self.rollout.engine, ("torch",)),
+            ("rollout.engine", self.rollout.engine, ("torch", "sglang")),
             ("media.keep", self.media.keep, ("arrays", "bytes")),
         ):
             if word not in choices:

@@ -41,6 +41,8 @@ class ThinkerSpec:
     """Of each colour, of values in [0, 1]."""
     image_std: tuple[float, ...]
     num_mel_bins: int
+    position_id_per_seconds: float = 25.0
+    """Steps of the rotary time axis in a second of film."""
 
     @property
     def patch_values(self) -> int:
@@ -99,6 +101,7 @@ def _fields(thinker: dict[str, Any], generation: dict[str, Any]) -> dict[str, An
         "temporal_patch_size": vision["temporal_patch_size"],
         "merge_size": vision["spatial_merge_size"],
         "num_mel_bins": audio["num_mel_bins"],
+        "position_id_per_seconds": thinker.get("position_id_per_seconds", 25),
     }
 
 

@@ -70,8 +70,6 @@ class Answers:
 
 def run(service: Service) -> None:
     """Serve prompts until the role has to leave."""
-    from relax.rollout.torch_engine import TorchEngine
-
     config = service.config
     training = Stream(
         prompts="prompts",
@@ -81,7 +79,7 @@ def run(service: Service) -> None:
     )
     held_out = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
     max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
-    engine = TorchEngine(service.model_dir, num_threads=config.rollout.num_threads)
+    engine = make_engine(service)
     worker = RolloutWorker(service, engine, load_reward(config.rollout.reward))
     service.report(state="ready")
     while not service.leaving:
@@ -92,6 +90,29 @@ def run(service: Service) -> None:
             continue
         worker.serve(training, max_prompts, deadline_s=0.25)
     engine.close()
+
+
+def make_engine(service: Service) -> RolloutEngine:
+    """Return the engine that the configuration names, at policy version 0. Blocks until it can generate."""
+    config, index = service.config, service.index
+    options = config.rollout
+    if options.engine == "torch":
+        from relax.rollout.torch_engine import TorchEngine
+
+        return TorchEngine(service.model_dir, num_threads=options.num_threads)
+    from relax.rollout.sglang_engine import SGLangEngine
+    from relax.rollout.sglang_server import Launch
+
+    launch = Launch(
+        model_dir=service.model_dir,
+        run_dir=service.run_dir,
+        dtype=options.sglang.dtype,
+        num_threads=options.num_threads,
+        seed=config.seed,
+        first_index=index * options.num_engines,
+    )
+    urls = options.engine_urls[index :: options.num_workers]
+    return SGLangEngine(options.sglang, launch, num_servers=options.num_engines, urls=urls)
 
 
 class RolloutWorker:

@@ -65,8 +65,10 @@ class Completion:
 class RolloutEngine(Protocol):
     """Generates completions under weights that can be replaced while it runs."""
 
-    policy_version: int
-    """Version of the weights that the next step uses."""
+    @property
+    def policy_version(self) -> int:
+        """Return the version of the weights that the next step uses."""
+        ...
 
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Return completions request by request, samples in order. Blocks until all are done or aborted.

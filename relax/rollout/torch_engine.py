@@ -6,7 +6,6 @@ rewards. Implements `relax.rollout.engine.RolloutEngine`.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ import torch
 
 from relax.data.chat import ChatTokenizer
 from relax.errors import SnapshotError
-from relax.models.errors import PromptError
-from relax.models.inputs import PromptInputs, check_prompt
 from relax.models.snapshot import read_snapshot
 from relax.models.thinker import checkpoint_views, load_thinker
 from relax.rollout.engine import Completion, GenerateRequest, refused
+from relax.rollout.refusal import refusal
 from relax.rollout.step_gate import StepGate
 from relax.rollout.torch_engine_decode import Decoding, RoutingTap
 
@@ -67,7 +65,7 @@ class TorchEngine:
         answers: dict[int, list[Completion]] = {}
         fitting: list[int] = []
         for index, request in enumerate(requests):
-            reason = self._refusal(request)
+            reason = refusal(request, self._thinker.spec)
             if reason:
                 answers[index] = [refused(request, reason)]
             else:
@@ -135,25 +133,6 @@ class TorchEngine:
                 num_rows = request.num_samples
             batches[-1].append(index)
         return batches
-
-    def _refusal(self, request: GenerateRequest) -> str:
-        """Return why a request cannot be run, or ""."""
-        where = f"request {request.uid}"
-        if request.num_samples < 1 or request.max_new_tokens < 1:
-            return (
-                f"{where}: num_samples and max_new_tokens must be at least 1, "
-                f"got {request.num_samples} and {request.max_new_tokens}"
-            )
-        if not math.isfinite(request.temperature) or request.temperature < 0:
-            return f"{where}: temperature must be finite and not negative, got {request.temperature}"
-        try:
-            check_prompt(PromptInputs(request.token_ids, request.media), self._thinker.spec, where)
-        except PromptError as error:
-            return str(error)
-        total, limit = len(request.token_ids) + request.max_new_tokens, self._thinker.spec.max_positions
-        if total > limit:
-            return f"{where}: prompt and completion must be at most {limit} tokens together, got {total}"
-        return ""
 
     def _check_tensors(self, tensors: dict[str, torch.Tensor], snapshot_dir: Path | str) -> None:
         missing, unknown = self._weights.keys() - tensors.keys(), tensors.keys() - self._weights.keys()

@@ -24,6 +24,7 @@ from relax.errors import ConfigError, WiringError
 from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
 from relax.rollout.rewards import load_reward
+from relax.rollout.sglang_config import check_installation
 
 MAX_HEADER_BYTES = 100 << 20
 """Longest header that the safetensors format allows."""
@@ -36,7 +37,7 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
 
     Raises:
         ConfigError: a file, a plug-in or a number of the configuration cannot be.
-        WiringError: a role writes or needs a column that its table lacks.
+        WiringError: a role writes or needs a column that its table lacks, or the engine is not installed.
     """
     _check_files(config)
     try:
@@ -48,10 +49,24 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
             f"prompts_per_step: must be at least rollout.num_workers={config.rollout.num_workers}, "
             f"got {config.prompts_per_step}"
         )
+    _check_engine(config)
     specs = build_tables(config)
     check_columns(specs, WRITES)
     _check_memory(config)
     return specs
+
+
+def _check_engine(config: RunConfig) -> None:
+    rollout = config.rollout
+    if rollout.engine != "sglang":
+        return
+    if not rollout.engine_urls:
+        check_installation(rollout.sglang)
+    elif len(rollout.engine_urls) < rollout.num_workers:
+        raise ConfigError(
+            f"rollout.engine_urls: must be at least rollout.num_workers={rollout.num_workers}, "
+            f"got {len(rollout.engine_urls)}; a server's weights belong to one rollout service"
+        )
 
 
 def build_tables(config: RunConfig) -> dict[str, TableSpec]:

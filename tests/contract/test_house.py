@@ -30,6 +30,7 @@ HOMES = {
         "relax/train/",
         "relax/algorithms/",
         "relax/rollout/torch_engine",
+        "relax/rollout/sglang_weights",
         "relax/data/dataset.py",
         "pipelines/tiny_omni.py",
     ),

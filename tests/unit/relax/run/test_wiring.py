@@ -12,6 +12,7 @@ import pytest
 from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
 from relax.errors import ConfigError, WiringError
 from relax.records import WRITES
+from relax.rollout.sglang_config import SGLangConfig
 from relax.run.wiring import build_tables, check_columns, check_wiring
 
 
@@ -47,6 +48,11 @@ def test_check_wiring_accepts_the_defaults():
         (
             RunConfig(prompts_per_step=2, rollout=RolloutConfig(num_workers=3)),
             "prompts_per_step: must be at least rollout.num_workers=3, got 2",
+        ),
+        (
+            RunConfig(rollout=RolloutConfig(engine="sglang", num_workers=2, engine_urls=["http://a:1"])),
+            "rollout.engine_urls: must be at least rollout.num_workers=2, got 1; "
+            "a server's weights belong to one rollout service",
         ),
         (
             RunConfig(rollout=RolloutConfig(reward="exact")),
@@ -127,3 +133,13 @@ def test_check_columns_names_a_table_that_is_not_there(specs):
     """With the tables that are."""
     with pytest.raises(WiringError, match=r"^role 'judge': table must be one of \[.*\], got 'verdicts'$"):
         check_columns(specs, {**WRITES, "judge": {"verdicts": []}})
+
+
+def test_check_wiring_says_how_to_get_sglang(tmp_path):
+    """The engine's environment is looked for before anything is prepared or started."""
+    options = SGLangConfig(python=str(tmp_path / "python"))
+    with pytest.raises(WiringError, match="run 'make sglang' first or name yours"):
+        check_wiring(RunConfig(rollout=RolloutConfig(engine="sglang", sglang=options)))
+    check_wiring(
+        RunConfig(rollout=RolloutConfig(engine="sglang", sglang=options, engine_urls=["http://a:1"]))
+    )
