@@ -58,6 +58,8 @@ class TakeTicket(Request, tag="take", tag_field="verb"):
     deadline_s: float = 30.0
     ack: Finished | None = None
     shared: SharedRef | None = None
+    endpoints: bool = False
+    """Whether the caller fetches itself what lies with storage servers; the answer then says where that is."""
 
 
 class RowRange(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,6 +83,7 @@ class ReadTicket(Request, tag="read", tag_field="verb"):
     """"dead" for dead letters only; then `consumer` may say whose."""
     consumer: str | None = None
     shared: SharedRef | None = None
+    endpoints: bool = False
 
 
 class FetchTicket(Request, tag="fetch", tag_field="verb"):
@@ -92,6 +95,7 @@ class FetchTicket(Request, tag="fetch", tag_field="verb"):
     columns: list[str] | None = None
     micro_batch: int | None = None
     shared: SharedRef | None = None
+    endpoints: bool = False
 
 
 class SqlTicket(Request, tag="sql", tag_field="verb"):
@@ -120,12 +124,16 @@ class PutCommand(Request, tag="put", tag_field="verb"):
     acks: Literal["each", "last"] = "each"
 
 
-class PutAck(msgspec.Struct, kw_only=True):
-    """Answer to each batch of a DoPut, or to all of them together."""
+class PutAck(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Answer to each batch of a DoPut, or to all of them together.
+
+    placement: the version of what the action `placement` answers.
+    """
 
     num_rows: int
     num_duplicates: int
     row_ids: list[int]
+    placement: int = 0
 
 
 class PutShared(Request):

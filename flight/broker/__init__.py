@@ -17,28 +17,39 @@ from flight.broker.dead import BrokerDead
 from flight.broker.plans import BrokerPlans
 from flight.broker.pushing import BrokerPushing
 from flight.broker.reading import BrokerReading, ReadRequest
+from flight.broker.remote import note_added
 from flight.broker.room import BrokerRoom
+from flight.broker.storage import BrokerStorage
 from flight.broker.tables import BrokerTables
 from flight.broker.taking import TakeAnswer
 from flight.data.batches import check_batch, check_schema
 from flight.data.referring import referring_in
 from flight.data.store import retain
+from flight.storage.stubs import Stub, check_stub
 from flight.table import PutOutcome
 
 __all__ = ["Broker", "ReadRequest", "TakeAnswer", "Wait"]
 
 
-class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing, BrokerDead):
+class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing, BrokerDead, BrokerStorage):
     """Thread-safe tables. All methods are short unless they take a `Wait`."""
 
     # ---- putting ----------------------------------------------------------------------------------------------
 
     def put(
-        self, name: str, batch: pa.RecordBatch, writer: str, wait: Wait, *, is_retained: bool = False
+        self,
+        name: str,
+        batch: pa.RecordBatch,
+        writer: str,
+        wait: Wait,
+        *,
+        is_retained: bool = False,
+        stub: Stub | None = None,
     ) -> PutOutcome:
         """Add the rows of one batch, all or none; waits for room.
 
-        The values are copied, unless they lie where they can stay (`is_retained`).
+        The values are copied, unless they lie where they can stay (`is_retained`). With `stub`, the batch stands for
+        values that a storage server has.
 
         Raises:
             SchemaMismatchError: the batch does not fit the table.
@@ -47,7 +58,9 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
             TableSealedError: there are new rows after the end.
             MissingReferencesError: rows refer to rows of another table that are not there.
         """
-        spec = self.describe(name)
+        spec = self.describe(name) if stub is None else self._stub_spec(name, stub)
+        if stub is not None:
+            check_stub(spec, batch, stub)
         checked = check_batch(spec, batch, check_schema(spec, batch.schema, writer))
         parts = {part: data if is_retained else retain(data) for part, data in checked.split(spec).items()}
         labels = {
@@ -57,7 +70,9 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
         }
         referring = referring_in(spec, checked.data)
         with self._locked():
-            table = self._wait_for_room(name, checked, sum(part.nbytes for part in parts.values()), wait)
+            table = self._wait_for_room(
+                name, checked, sum(part.nbytes for part in parts.values()), wait, stub
+            )
             bits = {part: table.part_names.index(part) for part in parts} or {"": 0}
             mask = sum(1 << bit for bit in bits.values())
             references = self._ledger.references.admit(name, checked.uids, referring)
@@ -65,6 +80,8 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
                 name, checked.uids, checked.group_ids, mask, checked.versions, labels, now=self.clock()
             )
             self._ledger.references.note(name, outcome.row_ids, references)
+            if stub is not None:
+                note_added(self._owners, table, stub, parts, outcome)
             for part, data in parts.items():
                 self._stores[name].add(bits[part], data, outcome.rows_with_new(1 << bits[part]))
             self._after(name)

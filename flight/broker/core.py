@@ -14,16 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pyarrow as pa
+import structlog
+
+from flight.broker import remote
 from flight.data.projection import Places
 from flight.data.spill import SpillDirectory
 from flight.data.store import ColumnStore
 from flight.errors import DeadlineExceededError, OverloadedError, UnavailableError
+from flight.schema import TableSpec
 from flight.state.leases import Row
 from flight.state.ledger import Ledger
 from flight.state.sizes import can_be_sized, sizes_of
+from flight.storage.book import OwnerBook
+from flight.storage.stubs import NOTE
 
 CHECK_CALLER_S = 1.0
 """How often a waiting call looks whether its caller is still there."""
+
+LOG = structlog.get_logger("flight.broker")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +67,19 @@ class BrokerCore:
         self._max_waiting = max_waiting
         self._num_waiting = 0
         self._is_closing = False
+        self._owners = OwnerBook()
+        self._stub_specs: dict[str, tuple[TableSpec, TableSpec]] = {}
+        """By table: its specification, and what its stubs follow."""
+        self._owner_news = threading.Condition(self._lock)
+        self.relay: Callable[[str, pa.Table], pa.Table] | None = None
+        """Fetches what lies with storage servers for callers that do not; called without the lock."""
 
     def close(self) -> None:
         """Refuse all calls from now on and end those that wait."""
         with self._lock:
             self._is_closing = True
             self._notify(list(self._changed))
+            self._owner_news.notify_all()
 
     # ---- waiting ----------------------------------------------------------------------------------------------
 
@@ -81,6 +97,9 @@ class BrokerCore:
             )
         for name in self._ledger.expire(self.clock()):
             self._after(name)
+        if self._owners.locations:
+            for owner in self._owners.silent(self.clock()):
+                self._lose(owner, "it has been silent for too long")
 
     def _after(self, name: str, *, has_changed: bool = True) -> None:
         """Free what was retired, and wake whoever may be concerned by a change of a table."""
@@ -91,6 +110,10 @@ class BrokerCore:
                 self._count_lengths(each, table.measured)
                 table.measured = []
             if table.retired:
+                if self._owners.has_stubs and remote.let_go(
+                    self._owners, table, self._stores[each], table.retired
+                ):
+                    self._owner_news.notify_all()
                 self._stores[each].free(table.retired)
                 gone, table.retired = table.retired, []
                 for target in self._ledger.references.leave(each, gone):
@@ -143,6 +166,32 @@ class BrokerCore:
                 f"table {name!r}: the caller must be waiting for the answer, got none"
             )
         return True
+
+    # ---- storage servers --------------------------------------------------------------------------------------
+
+    def _lose(self, owner: int, why: str) -> None:
+        """Give a storage server up; rows of which it has values, and what refers to them, leave. Idempotent."""
+        num_lost = 0
+        for name in list(self._ledger.tables) if self._owners.has_stubs else ():
+            rows = remote.rows_of(self._ledger.table(name), self._stores[name], owner)
+            if rows:
+                for each, num_rows in self._ledger.lose(name, rows).items():
+                    num_lost += num_rows
+                    self._after(each)
+        location = self._owners.remove(owner, num_lost)
+        if location:
+            log = LOG.warning if num_lost else LOG.info
+            log("a storage server is gone", location=location, why=why, num_lost_rows=num_lost)
+            self._owner_news.notify_all()
+
+    def _whole(self, name: str, table: pa.Table, *, is_direct: bool) -> pa.Table:
+        """Return an answer with what lies elsewhere fetched, unless its caller fetches that directly.
+
+        Called without the lock. Rows that were lost on the way are left out.
+        """
+        if is_direct or self.relay is None or NOTE not in (table.schema.metadata or {}):
+            return table
+        return self.relay(name, table)
 
     def _locate(self, name: str, columns: Sequence[str], rows: Sequence[Row]) -> Places:
         """Return places by column; columns of one part share them."""

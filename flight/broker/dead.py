@@ -46,7 +46,10 @@ class BrokerDead(BrokerCore):
             rows = [row for row, _ in dead]
             spec = table.spec
             places = self._locate(name, chosen, rows)
-        answer = project(spec, rows, places)
+            owners = self._owners.locations
+        answer = self._whole(name, project(spec, rows, places, owners=owners), is_direct=False)
+        if answer.num_rows < len(rows):  # Values were lost on the way, and their rows with them.
+            return self.read_dead(name, consumer=consumer, columns=columns, uids=uids, max_rows=max_rows)
         values = (
             [letter.consumer for _, letter in dead],
             [letter.attempts for _, letter in dead],

@@ -86,7 +86,7 @@ class BrokerPlans(BrokerTaking):
                 if not self._wait(name, wait):
                     return PlanAnswer(status="empty", policy_version=version)
 
-    def fetch(self, name: str, request: FetchRequest) -> pa.Table:
+    def fetch(self, name: str, request: FetchRequest, *, is_direct: bool = False) -> pa.Table:
         """Return a rank's rows with their micro-batches; the same rows whenever it is asked while the plan lives.
 
         Raises:
@@ -107,7 +107,14 @@ class BrokerPlans(BrokerTaking):
                     "that are finished already; ack a plan when its step is done"
                 )
             leased = self._locate_leased(name, chosen, plan.order.consumer, plan.lease, (rows, attempts))
-        return leased.table([(MICRO_BATCH, pa.array([number for number, _ in part], pa.int32()))])
+        found = leased.table([(MICRO_BATCH, pa.array([number for number, _ in part], pa.int32()))])
+        answer = self._whole(name, found, is_direct=is_direct)
+        if answer.num_rows < found.num_rows:
+            raise LeaseLostError(
+                f"plan {request.plan_id}: all rows of rank {request.rank} must be there, got "
+                f"{found.num_rows - answer.num_rows} that were lost with a storage server; ask for the plan again"
+            )
+        return answer
 
     def _check_balance(self, where: str, name: str, order: PlanOrder) -> None:
         table = self._ledger.table(name)

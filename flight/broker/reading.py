@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flight.broker.core import BrokerCore
-from flight.data.filters import Filter, columns_of, matches, parse_filter
-from flight.data.projection import Places, project
+from flight.data.filters import columns_of, matches, parse_filter
+from flight.data.projection import project
 from flight.data.store import choose
-from flight.schema import KEY_COLUMNS, TableSpec
+from flight.schema import KEY_COLUMNS
 from flight.state.leases import Row
 from flight.table import TableState
 
@@ -44,7 +44,7 @@ class BrokerReading(BrokerCore):
             self._ledger.table(name)
             return self._ledger.references.missing(name, uids)
 
-    def read(self, name: str, request: ReadRequest) -> pa.Table:
+    def read(self, name: str, request: ReadRequest, *, is_direct: bool = False) -> pa.Table:
         """Return rows without consuming them, oldest first or in the order of `uids`.
 
         Raises:
@@ -61,12 +61,17 @@ class BrokerReading(BrokerCore):
             looked_at = columns_of(condition) if condition is not None else []
             extra = [each for each in looked_at if each not in KEY_COLUMNS]
             places = self._locate(name, list(dict.fromkeys([*chosen, *extra])), rows)
+            owners = self._owners.locations
         if condition is not None:
-            passing = _passing(spec, condition, rows, {each: places[each] for each in extra})
+            looked = project(spec, rows, {each: places[each] for each in extra}, owners=owners)
+            if (found := self._whole(name, looked, is_direct=False)).num_rows < len(rows):
+                return self.read(name, request, is_direct=is_direct)  # Rows were lost meanwhile.
+            passing = pc.indices_nonzero(matches(condition, found)).to_pylist()
             kept = _limited(passing, request)
             rows = [rows[index] for index in kept]
             places = {column: choose(runs, kept) for column, runs in places.items()}
-        return project(spec, rows, {column: places[column] for column in chosen})
+        answer = project(spec, rows, {column: places[column] for column in chosen}, owners=owners)
+        return self._whole(name, answer, is_direct=is_direct)
 
 
 def _candidates(table: TableState, request: ReadRequest, *, is_filtered: bool) -> list[Row]:
@@ -93,8 +98,3 @@ def _limited(indices: Sequence[int], request: ReadRequest) -> Sequence[int]:
         return indices
     by_age = request.newest and request.uids is None
     return indices[max(0, len(indices) - request.max_rows) :] if by_age else indices[: request.max_rows]
-
-
-def _passing(spec: TableSpec, condition: Filter, rows: list[Row], places: Places) -> list[int]:
-    mask = matches(condition, project(spec, rows, places))
-    return pc.indices_nonzero(mask).to_pylist()

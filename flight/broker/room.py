@@ -17,6 +17,7 @@ from flight.data.batches import CheckedBatch
 from flight.data.spill import FILE_BYTES, RETRY_S
 from flight.data.store import Chunk, ColumnStore
 from flight.errors import CapacityError, DeadlineExceededError, SchemaMismatchError
+from flight.storage.stubs import Stub
 from flight.table import TableState
 
 LOG = structlog.get_logger("flight.broker")
@@ -25,9 +26,17 @@ LOG = structlog.get_logger("flight.broker")
 class BrokerRoom(BrokerCore):
     """Admission of rows."""
 
-    def _wait_for_room(self, name: str, checked: CheckedBatch, num_bytes: int, wait: Wait) -> TableState:
-        """Wait until the new rows fit. The rest of an open group and parts of rows that exist always fit."""
+    def _wait_for_room(
+        self, name: str, checked: CheckedBatch, num_bytes: int, wait: Wait, stub: Stub | None = None
+    ) -> TableState:
+        """Wait until the new rows fit. The rest of an open group and parts of rows that exist always fit.
+
+        Values that a storage server has count for the table, not for this server.
+        """
+        remote_bytes = stub.num_bytes if stub is not None else 0
         while True:
+            if stub is not None:
+                self._owners.admit(stub)
             table = self._ledger.table(name)
             needed = table.room_needed(checked.uids, checked.group_ids)
             if checked.versions is None and table.spec.staleness is not None and table.num_new(checked.uids):
@@ -37,11 +46,11 @@ class BrokerRoom(BrokerCore):
                 )
             if not needed:
                 return table
-            self._check_batch_fits(table, num_bytes)
-            lack = self._lack(table, needed, num_bytes)
+            self._check_batch_fits(table, num_bytes, remote_bytes)
+            lack = self._lack(table, needed, num_bytes, remote_bytes)
             while lack and table.discard_oldest_dead():
                 self._after(name)
-                lack = self._lack(table, needed, num_bytes)
+                lack = self._lack(table, needed, num_bytes, remote_bytes)
             if not lack:
                 return table
             self._num_waiting_for_server += lack != "table"
@@ -50,27 +59,27 @@ class BrokerRoom(BrokerCore):
             finally:
                 self._num_waiting_for_server -= lack != "table"
             if not has_time:
-                raise DeadlineExceededError(self._no_room(table, needed, num_bytes, lack))
+                raise DeadlineExceededError(self._no_room(table, needed, num_bytes + remote_bytes, lack))
 
-    def _check_batch_fits(self, table: TableState, num_bytes: int) -> None:
-        for what, most in (
-            ("capacity_bytes", table.spec.capacity_bytes),
-            ("the server's capacity_bytes", self.capacity_bytes),
+    def _check_batch_fits(self, table: TableState, num_bytes: int, remote_bytes: int) -> None:
+        for what, most, wanted in (
+            ("capacity_bytes", table.spec.capacity_bytes, num_bytes + remote_bytes),
+            ("the server's capacity_bytes", self.capacity_bytes, num_bytes),
         ):
-            if most is not None and num_bytes > most:
+            if most is not None and wanted > most:
                 raise CapacityError(
-                    f"put into {table.spec.name}: one batch must be at most {what} {most}, got {num_bytes}; "
+                    f"put into {table.spec.name}: one batch must be at most {what} {most}, got {wanted}; "
                     "cut the batch or raise the capacity"
                 )
 
-    def _lack(self, table: TableState, needed: int, num_bytes: int) -> str:
+    def _lack(self, table: TableState, needed: int, num_bytes: int, remote_bytes: int) -> str:
         """Return what has no room for a put: "table", "server", "disk", or an empty string."""
         store = self._stores[table.spec.name]
-        free_bytes = table.spec.capacity_bytes - store.nbytes
+        free_bytes = table.spec.capacity_bytes - self._table_bytes(table.spec.name)
         if (
             needed > table.room
             or needed + table.num_held > table.spec.capacity_rows
-            or num_bytes > free_bytes
+            or num_bytes + remote_bytes > free_bytes
         ):
             return "table"
         if num_bytes > self._server_room(table.spec.name):
@@ -82,6 +91,9 @@ class BrokerRoom(BrokerCore):
                     return "disk"
                 store.disk_retry_at = self.clock() + RETRY_S
         return ""
+
+    def _table_bytes(self, name: str) -> int:
+        return self._stores[name].nbytes + self._owners.remote_bytes.get(name, 0)
 
     def _server_room(self, name: str) -> float:
         """Return the bytes that a table may add, so that each other table can still have its share."""
@@ -97,7 +109,7 @@ class BrokerRoom(BrokerCore):
             "deadline"
         )
         if lack == "table":
-            free_bytes = table.spec.capacity_bytes - self._stores[table.spec.name].nbytes
+            free_bytes = table.spec.capacity_bytes - self._table_bytes(table.spec.name)
             return f"{where}, got {table.room} rows and {free_bytes} bytes; {_who_is_behind(table)}"
         if lack == "disk":
             return (

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from flight.broker import remote
 from flight.broker.core import BrokerCore
 from flight.data.store import ColumnStore
 from flight.errors import InvalidRequestError
@@ -54,8 +55,15 @@ class BrokerTables(BrokerCore):
         """Remove a table; calls that wait on it are answered with TableNotFoundError."""
         with self._locked():
             related = [each for each in self._related(name) if each != name]
+            table = self._ledger.table(name)
+            row_ids = list(table.rows)
             targets = self._ledger.drop(name)
+            if self._owners.has_stubs:
+                remote.let_go(self._owners, table, self._stores[name], row_ids)
+                self._owner_news.notify_all()
             del self._stores[name]
+            self._stub_specs.pop(name, None)
+            self._owners.remote_bytes.pop(name, None)
             self._changed.pop(name).notify_all()
             for target in targets:
                 self._after(target)
@@ -74,7 +82,8 @@ class BrokerTables(BrokerCore):
     def size(self, name: str) -> tuple[int, int]:
         """Return rows and bytes of a table."""
         with self._locked():
-            return len(self._ledger.table(name).rows), self._stores[name].nbytes
+            remote_bytes = self._owners.remote_bytes.get(name, 0)
+            return len(self._ledger.table(name).rows), self._stores[name].nbytes + remote_bytes
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """Return statistics by table name."""
@@ -82,6 +91,9 @@ class BrokerTables(BrokerCore):
             tables = self._ledger.tables if name is None else {name: self._ledger.table(name)}
             return {
                 each: table_statistics(table, self._ledger.gates.get(each), self._stores[each].nbytes)
-                | {"disk_bytes": self._stores[each].disk_nbytes}
+                | {
+                    "disk_bytes": self._stores[each].disk_nbytes,
+                    "remote_bytes": self._owners.remote_bytes.get(each, 0),
+                }
                 for each, table in tables.items()
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -40,20 +40,38 @@ class LeasedRows:
     attempts: Sequence[int]
     places: Places
     marks: Marks | None
+    owners: Mapping[int, str] | None = None
+    """Where storage servers are, if there are any."""
 
     def table(self, computed: Computed = ()) -> pa.Table:
         """Gather the values; `computed` columns come behind the key columns."""
         marked = self.marks.columns() if self.marks is not None else ()
         return project(
-            self.spec, self.rows, self.places, attempts=self.attempts, computed=[*computed, *marked]
+            self.spec,
+            self.rows,
+            self.places,
+            attempts=self.attempts,
+            computed=[*computed, *marked],
+            owners=self.owners,
         )
 
 
 class BrokerTaking(BrokerCore):
     """The verb that leases rows."""
 
-    def take(self, name: str, request: TakeRequest, columns: Sequence[str] | None, wait: Wait) -> TakeAnswer:
-        """Lease rows; waits until there are at least `min_rows`, the end is reached, or the deadline passes."""
+    def take(
+        self,
+        name: str,
+        request: TakeRequest,
+        columns: Sequence[str] | None,
+        wait: Wait,
+        *,
+        is_direct: bool = False,
+    ) -> TakeAnswer:
+        """Lease rows; waits until there are at least `min_rows`, the end is reached, or the deadline passes.
+
+        With `is_direct` the caller fetches itself what lies with storage servers.
+        """
         with self._locked():
             chosen = self._ledger.table(name).spec.columns_for(request.consumer, columns)
             while (taken := self._ledger.take(name, request, self.clock())) is None:
@@ -67,12 +85,15 @@ class BrokerTaking(BrokerCore):
             attempts = lease.attempts() if lease is not None else []
             version = self._ledger.policy_version(name)
             leased = self._locate_leased(name, chosen, request.consumer, lease, (rows, attempts))
+        table = self._whole(name, leased.table(), is_direct=is_direct)
+        if status == "rows" and not table.num_rows:  # All of them were lost on the way; there may be others.
+            return self.take(name, request, columns, wait)
         marks = leased.marks
         return TakeAnswer(
             status=status,
             policy_version=version,
             lease_id=lease.lease_id if lease is not None else "",
-            table=leased.table(),
+            table=table,
             max_staleness=marks.max_staleness if marks is not None else None,
             policy=marks.policy if marks is not None else None,
         )
@@ -109,4 +130,5 @@ class BrokerTaking(BrokerCore):
             attempts=attempts,
             places=self._locate(name, columns, chosen),
             marks=marks,
+            owners=self._owners.locations,
         )

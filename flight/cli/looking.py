@@ -121,11 +121,15 @@ def stats(
     """Show counts, consumers, leases and the staleness bound."""
     with connected(uri) as client:
         found = client.stats() if table is None else {table: client.stats(table)}
+        owners = client.storage_servers() if table is None else []
     if as_json:
-        print_json(found)
+        print_json(found | ({"@storage": owners} if owners else {}))
         return
     for name, each in found.items():
         print_table([name, ""], list(_flatten(each)))
+    if owners:
+        heads = ["storage server", "state", "rows", "bytes", "capacity", "silent s"]
+        print_table(heads, [_owner_cells(each) for each in owners])
 
 
 def sql(
@@ -168,6 +172,12 @@ def export(
         rows = client.read(table, columns=names(columns))
         write_table(rows, file)
     _print_written(rows.num_rows, file, as_json=as_json)
+
+
+def _owner_cells(owner: dict[str, Any]) -> tuple[Any, ...]:
+    capacity = "" if owner["capacity_bytes"] is None else format_bytes(owner["capacity_bytes"])
+    used = format_bytes(owner["used_bytes"])
+    return owner["location"], owner["state"], owner["num_rows"], used, capacity, owner["silent_s"]
 
 
 def _print_written(num_rows: int, file: Path, *, as_json: bool) -> None:

@@ -9,11 +9,25 @@ from typing import Annotated
 
 import typer
 
-from flight.cli.terminal import DEFAULT_PORT, Json, exit_codes
+from flight.cli.terminal import DEFAULT_PORT, Json, address, exit_codes
+from flight.errors import InvalidRequestError
 from flight.files.table_config import ServerConfig, load_config
 from flight.server.idle import IDLE_S
 from flight.server.process import serve as serve_until_stopped
 from flight.shared.host import DEFAULT_ARENA_BYTES
+from flight.storage.process import DRAIN_S, StorageOptions, serve_storage
+
+Storage = Annotated[
+    str | None,
+    typer.Option(metavar="URI", help="Keep values for the server at this address, the coordinator."),
+]
+Location = Annotated[str, typer.Option(metavar="URI", help="With --storage: where others reach this server.")]
+MemoryBytes = Annotated[
+    int, typer.Option(min=1, help="With --storage and --spill-dir: bytes that stay in memory.")
+]
+DrainS = Annotated[
+    float, typer.Option(min=0, help="With --storage: seconds to wait at the end for rows to be finished.")
+]
 
 
 def serve(
@@ -43,9 +57,37 @@ def serve(
     shared_memory_bytes: Annotated[
         int, typer.Option(min=1 << 20, help="Size of the memory that is shared; made as it is used.")
     ] = DEFAULT_ARENA_BYTES,
+    storage: Storage = None,
+    location: Location = "",
+    memory_bytes: MemoryBytes = StorageOptions.memory_bytes,
+    drain_s: DrainS = DRAIN_S,
 ) -> None:
-    """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it."""
+    """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it.
+
+    With --storage it joins a running server and keeps values for it; the first Ctrl-C then lets consumers finish them.
+    """
     with exit_codes():
+        if storage is not None:
+            if config is not None:
+                raise InvalidRequestError(
+                    f"serve: config must be left out with --storage, got {config}; the coordinator has the tables"
+                )
+            options = StorageOptions(
+                coordinator=address(storage),
+                host=host,
+                port=port,
+                location=location,
+                capacity_bytes=capacity_bytes,
+                spill_dir=spill_dir,
+                memory_bytes=memory_bytes,
+                shared_memory_bytes=shared_memory_bytes if shared_memory else 0,
+                put_idle_s=put_idle_s,
+                drain_s=drain_s,
+                uri_file=uri_file,
+                parent_pid=parent_pid,
+            )
+            code = serve_storage(options, announce=_print_json if as_json else _print_line)
+            os._exit(code)
         found = ServerConfig(tables=()) if config is None else load_config(config)
         if spill_dir is None and found.spill_dir is not None:
             spill_dir = Path(found.spill_dir)

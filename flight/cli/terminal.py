@@ -46,7 +46,7 @@ def complete_table(context: typer.Context, incomplete: str) -> list[str]:
     """Return the tables that a half-typed name may mean; nothing if no server answers soon."""
     try:
         with QueueClient(
-            _address(context.params.get("uri") or LOCAL), identity="completion", deadline_s=0.5
+            address(context.params.get("uri") or LOCAL), identity="completion", deadline_s=0.5
         ) as client:
             return [name for name in client.list_tables() if name.startswith(incomplete)]
     except FlightQueueError:
@@ -68,7 +68,7 @@ def connected(uri: str, *, deadline_s: float = CALL_DEADLINE_S) -> Iterator[Queu
     """Connect to a server; what goes wrong inside becomes one line on stderr and an exit code."""
     with (
         exit_codes(),
-        QueueClient(_address(uri), identity=f"cli-{os.getpid()}", deadline_s=deadline_s) as client,
+        QueueClient(address(uri), identity=f"cli-{os.getpid()}", deadline_s=deadline_s) as client,
     ):
         yield client
 
@@ -134,5 +134,6 @@ def _to_json(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _address(uri: str) -> str:
+def address(uri: str) -> str:
+    """Return an address as a URI; a bare host and port is one of Flight."""
     return uri if "://" in uri else f"grpc://{uri}"

@@ -5,6 +5,7 @@ It keeps no state but the connection (`flight.client.connection`), so that it ca
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ import pyarrow.flight as paflight
 
 from flight import messages as m
 from flight.client.connection import within
+from flight.client.owners import LOST_WITH
 from flight.client.plans import PlansClient
 from flight.client.put_stream import PendingPut, PutStream
 from flight.client.reading import ReadingClient
 from flight.client.results import Lease, PutResult
+from flight.client.sharing import SharedMemory
 from flight.client.streaming import StreamingClient
 from flight.client.tables import TablesClient
 from flight.client.take_stream import TakeStream, finished
@@ -77,9 +80,12 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
         deadline_s = self.deadline_s if deadline_s is None else deadline_s
         command = m.PutCommand(table=table, writer=writer, deadline_s=deadline_s, identity=self.identity)
         rows = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
-        acks = self._connection.repeat(
-            f"put into {table}", lambda client: self._put_once(client, command, rows)
-        )
+        acks, rest = self._owners.put(command, rows, self._put_once)
+        if rest.num_rows or not acks:
+            acks += self._connection.repeat(
+                f"put into {table}", lambda client: self._put_once(client, command, rest, self._shared)
+            )
+        self._owners.hear(acks)
         return PutResult(
             num_rows=sum(ack.num_rows for ack in acks),
             num_duplicates=sum(ack.num_duplicates for ack in acks),
@@ -87,9 +93,9 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
         )
 
     def _put_once(
-        self, client: paflight.FlightClient, command: m.PutCommand, rows: pa.Table
+        self, client: paflight.FlightClient, command: m.PutCommand, rows: pa.Table, seat: SharedMemory
     ) -> list[m.PutAck]:
-        shared = self._shared.put(client, command, rows, within(command.deadline_s))
+        shared = seat.put(client, command, rows, within(command.deadline_s))
         if shared is not None:
             return shared
         batches = cut(rows).to_batches() or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
@@ -143,8 +149,9 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
             deadline_s=deadline_s,
             ack=finished(ack),
             identity=self.identity,
+            endpoints=True,
         )
-        rows = self._get(f"take from {table}", ticket, deadline_s, retry=False)
+        rows = self._take_rows(ticket)
         notes = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
         return Lease(
             lease_id=notes["lease_id"],
@@ -154,6 +161,30 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
             max_staleness=int(notes["max_staleness"]) if "max_staleness" in notes else None,
             staleness_policy=msgspec.convert(notes.get("staleness_policy"), StalenessPolicy | None),
         )
+
+    def _take_rows(self, ticket: m.TakeTicket) -> pa.Table:
+        """Take; if too few rows are left because a storage server was lost, give them back and take again."""
+        where = f"take from {ticket.table}"
+        ends_at = time.monotonic() + ticket.deadline_s
+        is_over = False
+        while True:
+            rows = self._get(where, ticket, ticket.deadline_s, retry=False)
+            notes = rows.schema.metadata or {}
+            num_taken = int(notes[b"num_rows"])
+            if rows.num_rows == num_taken or rows.num_rows >= ticket.min_rows:
+                return rows
+            if rows.num_rows:
+                reason = "other rows of the take were lost with a storage server"
+                self.nack(ticket.table, ticket.consumer, lease_id=notes[b"lease_id"].decode(), reason=reason)
+            if is_over:
+                raise UnavailableError(
+                    f"{where}: {ticket.min_rows} rows must be left, got {rows.num_rows} of {num_taken}; the others "
+                    f"were lost with {notes[LOST_WITH].decode() or 'a storage server'}, these were given back"
+                )
+            left_s = max(0.0, ends_at - time.monotonic())
+            is_over = not left_s
+            # What the take was to finish first is finished.
+            ticket = msgspec.structs.replace(ticket, deadline_s=left_s, ack=None)
 
     def ack(
         self,

@@ -10,6 +10,7 @@ import pyarrow.flight as paflight
 
 from flight import messages as m
 from flight.client.connection import Connection, within
+from flight.client.owners import Owners
 from flight.client.sharing import SharedMemory
 
 
@@ -28,6 +29,7 @@ class ClientCalls:
         self.deadline_s = deadline_s
         self._connection = Connection(uri)
         self._shared = SharedMemory(identity, is_on=shared_memory)
+        self._owners = Owners(identity, shared_memory=shared_memory, act=self._act, read=self._read_whole)
 
     def __enter__(self) -> Self:
         return self
@@ -37,6 +39,7 @@ class ClientCalls:
 
     def close(self) -> None:
         """Close the connection; a later call opens a new one. Idempotent."""
+        self._owners.close()
         self._shared.close()
         self._connection.close()
 
@@ -56,4 +59,9 @@ class ClientCalls:
         def once(client: paflight.FlightClient) -> pa.Table:
             return self._shared.get(client, ticket, within(deadline_s))
 
-        return self._connection.repeat(where, once, retry=retry)
+        rows = self._connection.repeat(where, once, retry=retry)
+        return self._owners.complete(ticket, rows, deadline_s)
+
+    def _read_whole(self, ticket: m.ReadTicket) -> pa.Table:
+        """Return rows that the server fetches itself if they lie elsewhere."""
+        return self._get(f"read {ticket.table}", ticket, self.deadline_s, retry=True)

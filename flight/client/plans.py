@@ -108,5 +108,6 @@ class PlansClient(ClientCalls):
             columns=None if columns is None else list(columns),
             micro_batch=micro_batch,
             identity=self.identity,
+            endpoints=True,
         )
         return self._get(f"fetch from {table}", ticket, self.deadline_s, retry=True)

@@ -59,6 +59,7 @@ class ReadingClient(ClientCalls):
             state=state,
             consumer=consumer,
             identity=self.identity,
+            endpoints=True,
         )
         return self._get(f"read {table}", ticket, self.deadline_s, retry=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -51,11 +52,11 @@ class SharedMemory:
             self._is_offered = True
 
     def get(
-        self, client: paflight.FlightClient, ticket: m.GetTicket, options: paflight.FlightCallOptions
+        self, client: paflight.FlightClient, ticket: Any, options: paflight.FlightCallOptions
     ) -> pa.Table:
         """Do a DoGet and return its rows."""
         guest = None
-        if isinstance(ticket, m.TakeTicket | m.ReadTicket | m.FetchTicket | m.SqlTicket):
+        if "shared" in ticket.__struct_fields__:
             guest = self.seat(client)
         if guest is None:
             return _read(client.do_get(paflight.Ticket(m.encode(ticket)), options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -13,7 +14,11 @@ from flight.schema import Column, ConsumerSpec, TableSpec
 
 
 class TablesClient(ClientCalls):
-    """Changes to tables in use."""
+    """Changes to tables in use, and where their values are."""
+
+    def storage_servers(self) -> list[dict[str, Any]]:
+        """Return the storage servers that have joined; see `flight.storage.messages.OwnerInfo`."""
+        return self._act("placement", m.Request(identity=self.identity))["owners"]
 
     def alter_table(
         self, table: str, *, columns: Sequence[Column] = (), consumers: Sequence[ConsumerSpec] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -11,6 +11,8 @@ from flight.data.store import Run, gather, joined
 from flight.schema import TableSpec
 from flight.state.leases import Row
 from flight.state.marks import Computed
+from flight.storage.messages import Endpoint
+from flight.storage.stubs import noted, split
 
 Places = dict[str, list[Run]]
 """Where the values of each column lie; columns of one part share them."""
@@ -23,12 +25,18 @@ def project(
     *,
     attempts: Sequence[int] | None = None,
     computed: Computed = (),
+    owners: Mapping[int, str] | None = None,
 ) -> pa.Table:
     """Gather the columns of `places` behind row_id, uid, group_id and, for rows that were taken, attempt.
 
-    `computed` columns come next, unless the table has one of that name and it was asked for.
+    `computed` columns come next, unless the table has one of that name and it was asked for. If there are storage
+    servers (`owners`: their locations), columns of which they have values are left out, and noted in the metadata.
     """
     schema = spec.arrow_schema()
+    here = places
+    endpoints: list[Endpoint] = []
+    if owners:
+        here, endpoints = split(spec, places, owners)
     uids, group_ids = [row.uid for row in rows], [row.group_id for row in rows]
     uid_column = pa.array(uids, pa.string())
     arrays: list[pa.Array | pa.ChunkedArray] = [
@@ -50,10 +58,15 @@ def project(
         if field.name not in places:
             arrays.append(values)
             fields.append(field)
-    for name, where in places.items():
+    first = len(fields)
+    for name, where in here.items():
         arrays.append(gather(where, name, schema.field(name).type))
         fields.append(schema.field(name))
-    return joined(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+    answer = joined(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+    if not endpoints:
+        return answer
+    whole = pa.schema([*fields[:first], *(schema.field(name) for name in places)])
+    return noted(answer, spec.name, whole, endpoints)
 
 
 def _integers(values: Sequence[int], arrow_type: pa.DataType) -> pa.Array:

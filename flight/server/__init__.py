@@ -14,49 +14,45 @@ with its traceback and leaves as code "internal": the traceback never crosses th
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as paflight
-import structlog
 
 from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, ReadRequest, TakeAnswer, Wait
 from flight.data.store import cut
-from flight.errors import FlightQueueError, InvalidRequestError, OverloadedError, UnavailableError
+from flight.errors import InvalidRequestError, OverloadedError
 from flight.schema import TableSpec
 from flight.server import watching
 from flight.server.description import described_schema
 from flight.server.finishing import check_lease, finish
+from flight.server.guard import CallGuard, next_chunk
 from flight.server.idle import PutWatch
-from flight.server.open_streams import PutStreamSession, TakeStreamSession, first_line, next_chunk
+from flight.server.open_streams import PutStreamSession, TakeStreamSession
 from flight.server.plans import to_fetch, to_message, to_order
 from flight.server.putting import add_batch, put_shared, sum_up
 from flight.server.sql import SqlEngine
+from flight.server.storage import Relay, endpoints_of, register, storage_actions
 from flight.server.subscription import serve_subscription
 from flight.server.tables import read_dead, table_actions
 from flight.shared.host import SharedMemoryHost
 from flight.state.ledger import TakeRequest
+from flight.storage.messages import ACTIONS as STORAGE_ACTIONS
+from flight.storage.messages import RegisterCommand, StorageBeat
+
+ACTIONS = m.ACTIONS | STORAGE_ACTIONS
 
 MAX_DEADLINE_S = 3600.0
 """No call waits longer than this, whatever it asks for."""
 
 MAX_STREAMS = 512
 """Subscriptions and streams of statistics that may be open; each holds one or two threads."""
-
-MAX_CALLS = 2048
-"""Calls in progress at once; each holds a thread."""
-
-STOP_LOOK_S = 0.05
-"""How often a stop looks whether only silent callers are left."""
-
-LOG = structlog.get_logger("flight.server")
 
 
 class QueueServer(paflight.FlightServerBase):
@@ -75,11 +71,11 @@ class QueueServer(paflight.FlightServerBase):
         self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         for spec in tables:
             self._broker.create_table(spec, exist_ok=False)
-        self._num_calls = 0
+        self._guard = CallGuard()
+        self._relay = Relay(self._broker)
         self._sql = SqlEngine(self._broker)
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
         self._stopping = threading.Event()
-        self._idle = threading.Condition()
         self._actions: dict[str, Callable[[Any], Any]] = {
             "ping": lambda _: {"tables": len(self._broker.list_tables()), "v": m.PROTOCOL_VERSION},
             "create_table": lambda r: self._broker.create_table(m.to_spec(r), exist_ok=r.exist_ok),
@@ -97,7 +93,8 @@ class QueueServer(paflight.FlightServerBase):
             "announce": lambda r: self._broker.announce(r.table, r.policy_version),
             "set_max_staleness": lambda r: self._broker.set_max_staleness(r.table, r.max_staleness),
         }
-        self._actions |= table_actions(self._broker)
+        self._actions |= table_actions(self._broker) | storage_actions(self._broker, self._relay)
+        self._broker.relay = self._relay.whole
         self._puts = puts or PutWatch()
         self._puts.start()
         super().__init__(location)
@@ -111,14 +108,9 @@ class QueueServer(paflight.FlightServerBase):
         self._broker.close()
         if self._shared is not None:
             self._shared.close()
-        ends_at = time.monotonic() + grace_s
-        with self._idle:
-            # A caller who says nothing has nothing in progress, and would not be heard before its stream ends.
-            while self._num_calls > self._puts.num_silent:
-                if time.monotonic() >= ends_at:
-                    return False
-                self._idle.wait(STOP_LOOK_S)
-        return True
+        has_ended = self._guard.wait_idle(grace_s, lambda: self._puts.num_silent)
+        self._relay.close()
+        return has_ended
 
     # ---- Flight -----------------------------------------------------------------------------------------------
 
@@ -139,10 +131,13 @@ class QueueServer(paflight.FlightServerBase):
                     raise InvalidRequestError(
                         f"put into {command.table}: message must hold a batch, got metadata only"
                     )
+                if isinstance(command, RegisterCommand):
+                    writer.write(m.encode(register(self._broker, command, chunk, wait)))
+                    continue
                 acks.append(add_batch(self._broker, command, chunk.data, wait))
                 if command.acks == "each":
                     writer.write(m.encode(acks.pop()))
-            if command.acks == "last":
+            if isinstance(command, m.PutCommand) and command.acks == "last":
                 writer.write(m.encode(sum_up(acks)))
 
     def do_get(
@@ -165,7 +160,8 @@ class QueueServer(paflight.FlightServerBase):
                 )
                 return self._rows(rows, request)
             if isinstance(request, m.FetchTicket):
-                return self._rows(self._broker.fetch(request.table, to_fetch(request)), request)
+                found = self._broker.fetch(request.table, to_fetch(request), is_direct=request.endpoints)
+                return self._rows(found, request)
             wait = self._wait(context, request.deadline_s)
             if request.ack is not None:
                 finish(self._broker, request.table, request.consumer, request.ack)
@@ -178,6 +174,7 @@ class QueueServer(paflight.FlightServerBase):
             }
             if answer.max_staleness is not None:
                 notes |= {"max_staleness": str(answer.max_staleness), "staleness_policy": str(answer.policy)}
+            notes |= answer.table.schema.metadata or {}
             return self._rows(answer.table.replace_schema_metadata(notes), request)
 
     def do_exchange(
@@ -200,24 +197,24 @@ class QueueServer(paflight.FlightServerBase):
     def do_action(self, context: paflight.ServerCallContext, action: paflight.Action) -> Iterator[bytes]:
         """Do what docs/protocol.md lists, answering one JSON value."""
         with self._call(f"action {action.type}"):
-            if action.type not in m.ACTIONS:
-                raise InvalidRequestError(
-                    f"action: type must be one of {list(m.ACTIONS)}, got {action.type!r}"
-                )
+            if action.type not in ACTIONS:
+                raise InvalidRequestError(f"action: type must be one of {list(ACTIONS)}, got {action.type!r}")
             body = action.body.to_pybytes() or b"{}"
-            request = m.decode(body, m.ACTIONS[action.type][0], what=f"action {action.type}")
+            request = m.decode(body, ACTIONS[action.type][0], what=f"action {action.type}")
             if isinstance(request, m.PlanRequest):
                 answer = m.encode(self._plan(request, self._wait(context, request.deadline_s)))
             elif isinstance(request, m.PutShared):
                 wait = self._wait(context, request.deadline_s)
                 answer = m.encode(put_shared(self._broker, self._shared, request, wait))
+            elif isinstance(request, StorageBeat):
+                answer = m.encode(self._broker.beat(request, self._wait(context, request.deadline_s)))
             else:
                 answer = m.encode(self._actions[action.type](request))
         return iter([answer])
 
     def list_actions(self, context: paflight.ServerCallContext) -> list[tuple[str, str]]:
         """Return the actions and what they do."""
-        return [(name, what) for name, (_, what) in m.ACTIONS.items()]
+        return [(name, what) for name, (_, what) in ACTIONS.items()]
 
     def list_flights(
         self, context: paflight.ServerCallContext, criteria: bytes
@@ -260,7 +257,7 @@ class QueueServer(paflight.FlightServerBase):
             lease_s=check_lease(request.lease_s),
             member=request.identity,
         )
-        return self._broker.take(request.table, take, request.columns, wait)
+        return self._broker.take(request.table, take, request.columns, wait, is_direct=request.endpoints)
 
     def _plan(self, request: m.PlanRequest, wait: Wait) -> m.PlanAnswer:
         lease_s = check_lease(request.lease_s)
@@ -315,14 +312,15 @@ class QueueServer(paflight.FlightServerBase):
                 last_row_id=request.row_ids.last if request.row_ids else None,
                 filter=request.filter,
             ),
+            is_direct=request.endpoints,
         )
 
     def _info(self, name: str) -> paflight.FlightInfo:
         spec = self._broker.describe(name)
         num_rows, num_bytes = self._broker.size(name)
-        endpoint = paflight.FlightEndpoint(m.encode(m.ReadTicket(table=name)), [])
+        endpoints = endpoints_of(name, spec, self._broker.shards(name))
         descriptor = paflight.FlightDescriptor.for_path(name)
-        return paflight.FlightInfo(described_schema(spec), descriptor, [endpoint], num_rows, num_bytes)
+        return paflight.FlightInfo(described_schema(spec), descriptor, endpoints, num_rows, num_bytes)
 
     def _wait(self, context: paflight.ServerCallContext, deadline_s: float) -> Wait:
         if not 0 <= deadline_s <= MAX_DEADLINE_S:
@@ -331,43 +329,9 @@ class QueueServer(paflight.FlightServerBase):
             )
         return Wait(deadline=self._broker.clock() + deadline_s, is_gone=context.is_cancelled)
 
-    @contextmanager
-    def _call(self, what: str) -> Iterator[None]:
+    def _call(self, what: str) -> AbstractContextManager[None]:
         """Count a call and turn what goes wrong in it into what may cross the wire."""
-        with self._idle:
-            is_overloaded = self._num_calls >= MAX_CALLS
-            self._num_calls += 1
-        try:
-            if is_overloaded:
-                raise OverloadedError(
-                    f"server: calls in progress must be at most {MAX_CALLS}, got one more; ask again later"
-                )
-            yield
-        except FlightQueueError as error:
-            raise _wire_error(error) from None
-        except (pa.ArrowException, paflight.FlightError) as error:
-            problem: FlightQueueError
-            if isinstance(error, paflight.FlightCancelledError):
-                problem = UnavailableError(
-                    f"{what}: the caller must wait for the answer, got a cancelled call"
-                )
-            else:
-                problem = InvalidRequestError(
-                    f"{what}: data must be a valid Arrow stream, got: {first_line(error)}"
-                )
-            raise _wire_error(problem) from None
-        except Exception:
-            LOG.exception("unexpected error", call=what)
-            raise _wire_error(FlightQueueError(f"{what}: the server failed, see its log")) from None
-        finally:
-            with self._idle:
-                self._num_calls -= 1
-                self._idle.notify_all()
-
-
-def _wire_error(error: FlightQueueError) -> paflight.FlightServerError:
-    message, detail = m.error_detail(error)
-    return paflight.FlightServerError(message, extra_info=detail)
+        return self._guard.call(what)
 
 
 def _path(descriptor: paflight.FlightDescriptor) -> str:
@@ -379,7 +343,7 @@ def _path(descriptor: paflight.FlightDescriptor) -> str:
     return path[0].decode("utf-8", "backslashreplace")
 
 
-def _put_command(descriptor: paflight.FlightDescriptor) -> m.PutCommand:
+def _put_command(descriptor: paflight.FlightDescriptor) -> m.PutCommand | RegisterCommand:
     if descriptor.descriptor_type == paflight.DescriptorType.PATH:
         return m.PutCommand(table=_path(descriptor))
-    return m.decode(descriptor.command or b"", m.PutCommand, what="put descriptor")
+    return m.decode(descriptor.command or b"", m.PutCommand | RegisterCommand, what="put descriptor")

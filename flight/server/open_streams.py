@@ -20,7 +20,8 @@ from flight.broker import Broker, TakeAnswer, Wait
 from flight.data.sending import to_send
 from flight.errors import FlightQueueError, InvalidRequestError, UnavailableError
 from flight.server.finishing import check_lease, finish
-from flight.server.idle import OpenPut, PutWatch
+from flight.server.guard import next_chunk
+from flight.server.idle import PutWatch
 from flight.server.putting import add_batch
 from flight.shared.host import SharedMemoryHost
 from flight.shared.wire import SMALL_BYTES
@@ -218,23 +219,6 @@ def refused(seq: int, error: FlightQueueError) -> sm.Refused:
     return sm.Refused(seq=seq, code=error.code, message=text)
 
 
-def next_chunk(reader: Reader, idle: OpenPut) -> paflight.FlightStreamChunk | None:
-    """Read what the caller says next, None at the end; the time until then is its silence.
-
-    Raises:
-        InvalidRequestError: it is no Arrow stream.
-    """
-    with idle.waiting_for_caller():
-        try:
-            return reader.read_chunk()
-        except StopIteration:
-            return None
-        except OSError as error:  # Arrow's word for a message that it cannot read.
-            raise InvalidRequestError(
-                f"{idle.what}: data must be a valid Arrow stream, got: {first_line(error)}"
-            ) from error
-
-
 def read_message(chunk: paflight.FlightStreamChunk, kind: Any, what: str) -> Any:
     """Return the message that came with or without a batch.
 
@@ -245,8 +229,3 @@ def read_message(chunk: paflight.FlightStreamChunk, kind: Any, what: str) -> Any
     if data is None:
         raise InvalidRequestError(f"{what}: every batch must say what it is, got one without metadata")
     return m.decode(memoryview(data), kind, what=f"{what} message")
-
-
-def first_line(error: Exception) -> str:
-    """Return what may be told of an error of Arrow."""
-    return str(error).partition("\n")[0][:300]

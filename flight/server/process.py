@@ -66,7 +66,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if parent_pid is not None:
-        _stop_with(parent_pid, stop)
+        stop_with(parent_pid, stop)
     spill = SpillDirectory(spill_dir) if spill_dir is not None else None
     broker = Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-", capacity_bytes=capacity_bytes, spill=spill)
     try:
@@ -75,13 +75,13 @@ def serve(
             broker,
             tables=tables,
             puts=PutWatch(idle_s=put_idle_s),
-            shared=_shared_memory(shared_memory_bytes),
+            shared=open_shared_memory(shared_memory_bytes),
         )
     except (pa.ArrowException, OSError) as error:
         raise UnavailableError(f"serve: {host}:{port} must be free to listen on, got: {error}") from error
     uri = f"grpc://{host}:{server.port}"
     if uri_file is not None:
-        _write_whole(uri_file, uri + "\n")
+        write_whole(uri_file, uri + "\n")
     announce(uri)
     # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
     while not stop.wait(1.0):
@@ -96,7 +96,8 @@ def serve(
     return 0
 
 
-def _shared_memory(arena_bytes: int) -> SharedMemoryHost | None:
+def open_shared_memory(arena_bytes: int) -> SharedMemoryHost | None:
+    """Return memory to share with clients of this host; None if none is wanted, or there is none."""
     if not arena_bytes:
         return None
     try:
@@ -106,7 +107,7 @@ def _shared_memory(arena_bytes: int) -> SharedMemoryHost | None:
         return None
 
 
-def _stop_with(pid: int, stop: threading.Event) -> None:
+def stop_with(pid: int, stop: threading.Event) -> None:
     """Set `stop` when a process ends. A pidfd also sees a zombie and is never fooled by a reused number."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -122,7 +123,7 @@ def _stop_with(pid: int, stop: threading.Event) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file so that no reader sees a part of it."""
     draft = path.with_name(path.name + ".tmp")
     draft.write_text(text)

@@ -36,7 +36,12 @@ def add_batch(
         )
     can_stay = isinstance(command, m.PutShared) or fills_its_message(batch)
     outcome = broker.put(command.table, batch, command.writer, wait, is_retained=can_stay)
-    return m.PutAck(num_rows=batch.num_rows, num_duplicates=outcome.num_duplicates, row_ids=outcome.row_ids)
+    return m.PutAck(
+        num_rows=batch.num_rows,
+        num_duplicates=outcome.num_duplicates,
+        row_ids=outcome.row_ids,
+        placement=broker.placement_version,
+    )
 
 
 def fills_its_message(batch: pa.RecordBatch) -> bool:
@@ -72,6 +77,7 @@ def sum_up(acks: Sequence[m.PutAck]) -> m.PutAck:
         num_rows=sum(ack.num_rows for ack in acks),
         num_duplicates=sum(ack.num_duplicates for ack in acks),
         row_ids=[row_id for ack in acks for row_id in ack.row_ids],
+        placement=max((ack.placement for ack in acks), default=0),
     )
 
 

@@ -21,7 +21,7 @@ from flight.schema import Column, ConsumerSpec
 from flight.staleness import StalenessGate
 from flight.state.cursor import Cursor
 from flight.state.evolution import evolve
-from flight.state.leases import Lease, Unit
+from flight.state.leases import Lease, Row, Unit
 from flight.state.settlement import Settlement
 from flight.state.tally import Tally
 from flight.table import PutOutcome, TableState
@@ -214,6 +214,21 @@ class Ledger(Settlement):
         self.table(name).spec.check_max_staleness(max_staleness)
         gate.max_staleness = max_staleness
         self._drop_too_old(self.table(name), gate, gate.policy_version)
+
+    def lose(self, name: str, rows: Sequence[Row]) -> dict[str, int]:
+        """Remove rows whose values are gone, and all that refer to them; return how many left, by table.
+
+        See `TableState.lose`.
+        """
+        num_lost = Counter[str]()
+        waiting = [(name, rows)]
+        for each, gone in waiting:
+            left = self.table(each).lose(gone)
+            num_lost[each] += len(left)
+            waiting += self.references.referring_to(each, [row.uid for row in left])
+        for each in num_lost:
+            self._settle(each)
+        return num_lost
 
     # ---- taking -----------------------------------------------------------------------------------------------
 

@@ -10,17 +10,20 @@ until it is older than the target's `max_age_s`. Its uid is forgotten, so that t
                               v
                             held by its references --the last row that refers to it leaves--> gone
 
+A row of a target can be lost all the same, with the storage server that had its values: what refers to it is lost too.
+
 The counts follow from the rows that are there and nothing else. A put costs its references, a row that leaves those
 that it had; a list that names a uid twice refers to it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flight.errors import InvalidRequestError, MissingReferencesError, TableNotFoundError
 from flight.schema import TableSpec
+from flight.state.leases import Row
 from flight.table import TableState
 
 MAX_SHOWN = 16
@@ -80,6 +83,18 @@ class ReferenceCounts:
                     del counts[uid]
                     free.setdefault(target, []).append(uid)
         return free
+
+    def referring_to(self, target: str, uids: Collection[str]) -> dict[str, list[int]]:
+        """Return, by table, the rows that refer to any of `uids`; looks at all that refer to something."""
+        counts = self._counts.get(target, {})
+        wanted = {(target, uid) for uid in uids if uid in counts}
+        if not wanted:
+            return {}
+        found = {
+            source: [row_id for row_id, refers_to in held.items() if not wanted.isdisjoint(refers_to)]
+            for source, held in self._held.items()
+        }
+        return {source: row_ids for source, row_ids in found.items() if row_ids}
 
     def rows_of(self, source: str) -> list[int]:
         """Return the rows of a table that refer to something."""
@@ -191,6 +206,15 @@ class References:
         for target, uids in free.items():
             self._tables[target].let_go(uids)
         return list(free)
+
+    def referring_to(self, name: str, uids: Sequence[str]) -> list[tuple[str, Sequence[Row]]]:
+        """Return, by table, the rows that refer to rows of this one that were lost."""
+        found = self.counts.referring_to(name, uids)
+        rows = {source: self._tables[source].rows for source in found}
+        return [
+            (source, [rows[source][row_id] for row_id in row_ids if row_id in rows[source]])
+            for source, row_ids in found.items()
+        ]
 
     def drop(self, name: str) -> list[str]:
         """Note that a table is gone with all its rows; return what `leave` does."""

@@ -88,8 +88,12 @@ class RowBook:
 
     @property
     def num_put(self) -> int:
-        """Return how many rows have come since the table was empty, without those that were retracted to come again."""
-        return self.counts["put"] - self.counts["retracted"] - self._num_truncated
+        """Return how many rows have come since the table was empty, without those that may come again."""
+        return self.counts["put"] - self._num_to_come_again - self._num_truncated
+
+    @property
+    def _num_to_come_again(self) -> int:
+        return self.counts["retracted"] + self.counts["lost"]
 
     @property
     def num_reserved(self) -> int:
@@ -149,7 +153,7 @@ class RowBook:
         self.forget_retired()
         self._by_uid.clear()
         self.end = Ending(self.spec.name)
-        self._num_truncated = self.counts["put"] - self.counts["retracted"]
+        self._num_truncated = self.counts["put"] - self._num_to_come_again
 
     def add(
         self,

@@ -24,7 +24,7 @@ class Settlement(Catalogue):
         for event in events:
             if name in self.gates:
                 self._settle_exit(name, event)
-            elif event.kind in ("uniform", "expired", "truncated"):
+            elif event.kind in ("uniform", "expired", "truncated", "lost"):
                 self._release_prompts(name, event.rows)
             if table.spec.ticket_consumer() == event.consumer:
                 self._settle_ticket(table, event)
@@ -69,7 +69,7 @@ class Settlement(Catalogue):
             if gate is not None:
                 gate.release(prompt.uid)
             self._clear_group(
-                target, prompt.uid, can_come_again=event.kind in ("returned", "dead", "truncated")
+                target, prompt.uid, can_come_again=event.kind in ("returned", "dead", "truncated", "lost")
             )
             if event.kind != "returned":
                 target.end.miss(prompt.uid, table.spec.tickets.rows_per_ticket - prompt.num_made)

@@ -28,13 +28,14 @@ def sizes_of(runs: Sequence[Run], column: str) -> list[int]:
             sizes += [0] * len(run.indices)
             continue
         if id(run.batch) not in by_batch:
-            by_batch[id(run.batch)] = _sizes(run.batch.column(position))
+            by_batch[id(run.batch)] = sizes_of_values(run.batch.column(position))
         found = by_batch[id(run.batch)].take(pa.array(run.indices, pa.int64()))
         sizes += [size or 0 for size in found.to_pylist()]
     return sizes
 
 
-def _sizes(values: pa.Array) -> pa.Array:
+def sizes_of_values(values: pa.Array) -> pa.Array:
+    """Return the size of each value of such a type, null where the value is."""
     if _is_list(values.type):
         return pc.list_value_length(values)
     return pc.binary_length(values) if _is_binary(values.type) else values

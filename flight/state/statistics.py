@@ -28,6 +28,7 @@ def table_statistics(table: TableState, gate: StalenessGate | None, num_bytes: i
         "uniform": table.counts["uniform"],
         "expired": table.counts["expired"],
         "truncated": table.counts["truncated"],
+        "lost": table.counts["lost"],
         "unreferenced": table.counts["unreferenced"],
         "awaiting_reference": len(table.unreferenced or ()),
         "dead_rows": table.dead.num_rows,

@@ -26,8 +26,8 @@ class Event(NamedTuple):
 
     kind: "acked", "returned" (nack or expiry, ready again), "skipped" (nack without requeue), "dead" (tried too often),
         "requeued" (ready again after it was dead), "dropped" (too old to train on), "expired" (too long in the table),
-        "truncated", "abandoned" (its group will never be whole), "retracted" (its group will be made anew) or "uniform"
-        (its whole group has one value in the column `skip_equal`).
+        "truncated", "abandoned" (its group will never be whole), "retracted" (its group will be made anew), "uniform"
+        (its whole group has one value in the column `skip_equal`) or "lost" (its values are gone).
     version: the policy version that the rows were taken for; 0 if they were not.
     max_staleness: the bound that held when they were taken; None if there is none or they were not.
     """
@@ -142,7 +142,7 @@ class TableKeeping(RowBook):
     def remove(self, rows: Sequence[Row], kind: str) -> None:
         """Retire rows for all consumers whatever their state; `kind` is that of the events, see `Event`.
 
-        The uid of a retracted or truncated row is forgotten, so that it can be made anew.
+        The uid of a retracted, truncated or lost row is forgotten, so that it can be made anew.
         """
         for row in list(rows):
             if row.row_id not in self.rows:
@@ -154,9 +154,23 @@ class TableKeeping(RowBook):
                     self.events.append(Event(kind, (row,), cursor.name, 0))
                     self.plans.void(cursor.forget(row))
             self.counts[kind] += 1
-            self.retire([row], forget_uid=kind in ("retracted", "truncated"))
+            self.retire([row], forget_uid=kind in ("retracted", "truncated", "lost"))
             if kind == "dropped":
                 self.measured.append((kind, row))
+
+    def lose(self, rows: Sequence[Row]) -> list[Row]:
+        """Remove rows whose values are gone, and the rest of their groups; return all that left.
+
+        They are not expected any more, but may be put anew.
+        """
+        lost: list[Row] = []
+        for row in rows:
+            family = self.groups.rows_of(row.group_id) if self.groups else [row]
+            there = [each for each in family if each.row_id in self.rows]
+            self.remove(there, "lost")
+            self.end.miss(row.group_id, len(there))
+            lost += there
+        return lost
 
     def truncate(self) -> int:
         """Remove all rows; the table begins anew, but row numbers go on. Returns how many rows there were."""

@@ -16,6 +16,7 @@ from flight.errors import BY_CODE
 from flight.schema import KEY_COLUMNS, MARK_COLUMNS, ConsumerSpec, MixSpec, StalenessSpec, TicketSpec
 from flight.server import watching
 from flight.shared import layout, wire
+from flight.storage import messages as storage_messages
 from tests.kit.queues import rollouts_spec
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text()
@@ -25,7 +26,7 @@ WORDS = set(re.findall(r"\w+", CODE))
 
 MESSAGES = {
     f"{module.__name__}.{name}": message
-    for module in (messages, stream_messages, layout, wire)
+    for module in (messages, stream_messages, layout, wire, storage_messages)
     for name, message in inspect.getmembers(module, inspect.isclass)
     if issubclass(message, msgspec.Struct) and not name.startswith("_")
 }
@@ -49,7 +50,11 @@ def test_page_names_every_field_of_a_table(spec):
 @pytest.mark.parametrize(
     "names",
     [
-        *(set(messages.ACTIONS), set(BY_CODE), {*KEY_COLUMNS, *MARK_COLUMNS, "attempt"}),
+        *(
+            {*messages.ACTIONS, *storage_messages.ACTIONS},
+            set(BY_CODE),
+            {*KEY_COLUMNS, *MARK_COLUMNS, "attempt"},
+        ),
         *({"status", "lease_id", "policy_version", "num_rows", "max_staleness", "staleness_policy"},),
         *({"meaning", "unit", "shape", "writer", "nullable"}, set(watching.SCHEMA.names)),
         {"rows", "empty", "sealed", "outdated", "finished"},

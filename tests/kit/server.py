@@ -13,6 +13,16 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
+def storage_server(coordinator: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `python -m flight serve --storage` on a free port; yields its address and the process, killed afterwards."""
+    with queue_server("--storage", coordinator, *options) as (uri, process):
+        try:
+            yield uri, process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def queue_server(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `python -m flight serve` on a free port; yields its address and the process, which is gone afterwards."""
     process = subprocess.Popen(

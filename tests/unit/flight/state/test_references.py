@@ -205,6 +205,26 @@ def test_dead_letter_keeps_what_it_refers_to():
     assert media(ledger) == []
 
 
+def test_row_that_is_lost_takes_what_refers_to_it():
+    """In every table, ready or leased; they let go of the rest that they referred to, and all may come again."""
+    ledger = make_ledger(media_spec(), prompts_spec(), prompts_spec("rollouts"))
+    put_media(ledger, "a", "b", "c")
+    put(ledger, "prompts", {"p": ["a", "b"], "q": ["b", "c"]})
+    put(ledger, "rollouts", {"p/0": ["a"], "q/0": ["c"]})
+    lease = take(ledger, "prompts")
+    lost = ledger.table("media").find("a")
+    assert ledger.lose("media", [lost]) == {"media": 1, "prompts": 1, "rollouts": 1}
+    collect(ledger)
+    assert media(ledger) == ["b", "c"]
+    assert ledger.ack("prompts", "rollout", lease, None) == 1
+    collect(ledger)
+    assert media(ledger) == ["c"]
+    assert ledger.references.counts.count("media", "a") == 0
+    put_media(ledger, "a", "b")
+    assert put(ledger, "prompts", {"p": ["a", "b"]}).num_duplicates == 0
+    assert media(ledger) == ["c", "a", "b"]
+
+
 def test_table_that_rows_refer_to_is_neither_dropped_nor_emptied():
     """First those that refer to it; dropping them frees what they held."""
     ledger = make_ledger()
@@ -334,6 +354,21 @@ class LivesOfReferences(RuleBasedStateMachine):
         for key in [key for key in self.held if key[0] == table]:
             del self.held[key]
         self.gone = {key for key in self.gone if key[0] != table}
+
+    @rule(uid=MEDIA)
+    def lose_media(self, uid):
+        row = self.ledger.table("media").find(uid)
+        if row is not None:
+            self.ledger.lose("media", [row])
+            self.waiting.pop(uid, None)
+            self.held = {key: refs for key, refs in self.held.items() if uid not in refs}
+
+    @rule(table=st.sampled_from(["prompts", "rollouts"]), uid=ROWS)
+    def lose_row(self, table, uid):
+        row = self.ledger.table(table).find(uid)
+        if row is not None:
+            assert self.ledger.lose(table, [row]) == {table: 1}
+            del self.held[table, uid]
 
     @rule(seconds=st.floats(0.5, AGE_S))
     def wait(self, seconds):
