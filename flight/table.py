@@ -116,18 +116,19 @@ class TableState(TableKeeping):
         outcome = PutOutcome([-1] * len(uids), [parts] * len(uids), [])
         filled: list[Row] = []
         new: list[int] = []
-        for index, uid in enumerate(uids):
-            row, retired_id = self.find(uid), self.find_retired(uid)
-            if row is not None:
-                outcome.row_ids[index] = row.row_id
-                outcome.new_parts[index] = self._fill(row, parts, labels, index)
-                if outcome.new_parts[index]:
-                    filled.append(row)
-            elif retired_id is not None:
-                outcome.row_ids[index] = retired_id
-                outcome.new_parts[index] = 0
-            else:
+        for index, found in enumerate(self.look_up(uids)):
+            if found is None:
                 new.append(index)
+            elif isinstance(found, int):
+                outcome.row_ids[index], outcome.new_parts[index] = found, 0
+            else:
+                added = parts & ~found.parts
+                outcome.row_ids[index], outcome.new_parts[index] = found.row_id, added
+                if added:
+                    found.parts |= added
+                    filled.append(found)
+                    if labels:
+                        self._label(found, added, labels, index)
         for cursor in self.cursors.values():
             cursor.advance([row for row in filled if row.pending & cursor.bit])
         outcome.arrived.extend(
@@ -169,14 +170,10 @@ class TableState(TableKeeping):
             cursor.arrive(rows)
         return rows
 
-    def _fill(self, row: Row, parts: int, labels: Mapping[str, Sequence[Any]], index: int) -> int:
-        new_parts = parts & ~row.parts
-        if new_parts:
-            row.parts |= new_parts
-            for column, values in labels.items():
-                if new_parts & self.parts_of([column]):
-                    row.labels[column] = values[index]
-        return new_parts
+    def _label(self, row: Row, added: int, labels: Mapping[str, Sequence[Any]], index: int) -> None:
+        for column, values in labels.items():
+            if added & self.parts_of([column]):
+                row.labels[column] = values[index]
 
     # ---- finishing --------------------------------------------------------------------------------------------
 

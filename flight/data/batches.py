@@ -145,13 +145,16 @@ def check_batch(spec: TableSpec, batch: pa.RecordBatch, writers: tuple[str, ...]
             f"put into {spec.name}: uid must be a non-empty name, got '' in row {uids.index('')}"
         )
     names = batch.schema.names
-    group_ids = batch.column("group_id").to_pylist() if "group_id" in names else [None] * len(uids)
+    group_ids = uids
+    if "group_id" in names:
+        given = batch.column("group_id").to_pylist()
+        group_ids = [group_id or uid for group_id, uid in zip(given, uids, strict=True)]
     versions = None
     if spec.staleness is not None and "policy_version_start" in names:
         versions = batch.column("policy_version_start").to_pylist()
     return CheckedBatch(
         uids=uids,
-        group_ids=[group_id or uid for group_id, uid in zip(group_ids, uids, strict=True)],
+        group_ids=group_ids,
         versions=versions,
         data=batch.select([name for name in names if name not in KEY_COLUMNS]),
         writers=writers,

@@ -21,6 +21,7 @@ import structlog
 from flight.broker import Broker
 from flight.data.spill import SpillDirectory
 from flight.errors import InvalidRequestError, UnavailableError
+from flight.memory import keep_freed_memory
 from flight.schema import TableSpec
 from flight.server import QueueServer
 from flight.server.idle import IDLE_S, PutWatch
@@ -61,6 +62,7 @@ def serve(
         InvalidRequestError: there is no process `parent_pid`.
         UnavailableError: the address cannot be listened on.
     """
+    keep_freed_memory()
     structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

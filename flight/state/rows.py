@@ -55,6 +55,10 @@ class RowBook:
                 parts |= 1 << self.part_names.index(self.spec.columns_by_name[name].writer)
         return parts
 
+    def look_up(self, uids: Sequence[str]) -> list[Row | int | None]:
+        """Return what each uid is: a row of the table, the number of one that is retired, or new."""
+        return list(map(self._by_uid.get, uids))
+
     def find(self, uid: str) -> Row | None:
         """Return the row of that uid if it is in the table."""
         found = self._by_uid.get(uid)

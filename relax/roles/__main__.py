@@ -13,6 +13,7 @@ import structlog
 import typer
 
 from flight.client import QueueClient
+from flight.memory import keep_freed_memory
 from relax.config import load_config
 from relax.control.member import ControlMember
 from relax.launch.parent import die_with_parent
@@ -33,6 +34,7 @@ def main(
     """Run one service until its phase is drain or stop."""
     if role not in ROLES:
         raise typer.BadParameter(f"role must be one of {', '.join(ROLES)}, got {role!r}")
+    keep_freed_memory()
     if parent_pid is not None:
         die_with_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which drains the roles in order

@@ -211,6 +211,22 @@ def test_nonsense_is_answered_and_harms_nobody(client, uri, where, body):
     plain.close()
 
 
+@pytest.mark.parametrize(("acks", "expected"), [("each", [[0, 1], [2]]), ("last", [[0, 1, 2]])])
+def test_put_is_acknowledged_by_batch_or_once(client, uri, acks, expected):
+    """A stream of two batches has two acknowledgements, or one with the rows of both."""
+    client.create_table(rows_spec())
+    command = json.dumps({"verb": "put", "table": "rows", "acks": acks}).encode()
+    with paflight.FlightClient(uri) as plain:
+        writer, reader = plain.do_put(paflight.FlightDescriptor.for_command(command), rows("a").schema)
+        for batch in (rows("a", "b"), rows("c")):
+            writer.write_table(batch)
+        writer.done_writing()
+        answers = [json.loads(reader.read().to_pybytes()) for _ in expected]
+        assert reader.read() is None
+        writer.close()
+    assert [answer["row_ids"] for answer in answers] == expected
+
+
 def test_put_with_a_wrong_descriptor_is_refused(client, uri):
     """Neither a path of two names nor a command that is no message."""
     plain = paflight.connect(uri)

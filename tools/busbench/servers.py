@@ -19,6 +19,9 @@ def serve_flight() -> None:
     import pyarrow as pa
     import pyarrow.flight as paflight
 
+    from flight.memory import keep_freed_memory
+
+    keep_freed_memory()
     kept: dict[bytes, pa.Table] = {}
 
     class Server(paflight.FlightServerBase):

@@ -111,7 +111,9 @@ class Queue:
 
     def __init__(self, workload: w.Workload, address: str = "", name: str = "bench") -> None:
         from flight.client import QueueClient
+        from flight.memory import keep_freed_memory
 
+        keep_freed_memory()
         options = queue_options(self.shared_memory)
         if options is None:
             raise RuntimeError("flight has no such path yet")
@@ -271,6 +273,9 @@ class BareFlight:
     def __init__(self, workload: w.Workload, address: str = "", name: str = "bench") -> None:
         import pyarrow.flight as paflight
 
+        from flight.memory import keep_freed_memory
+
+        keep_freed_memory()
         self._flight = paflight
         self._process = None
         if not address:
