@@ -31,6 +31,12 @@ class ThinkerSpec:
     audio_token_id: int
     vision_start_token_id: int
     audio_start_token_id: int
+    num_heads: int
+    num_key_value_heads: int
+    dense_width: int | None
+    """Width of the feed-forward part of layers without experts; None when every layer has experts."""
+    num_deepstack: int
+    """First layers that add visual features of their own."""
     patch_size: int
     """Side of a square patch in pixels."""
     temporal_patch_size: int
@@ -97,12 +103,20 @@ def _fields(thinker: dict[str, Any], generation: dict[str, Any]) -> dict[str, An
         "audio_token_id": thinker["audio_token_id"],
         "vision_start_token_id": thinker["vision_start_token_id"],
         "audio_start_token_id": thinker["audio_start_token_id"],
+        "num_heads": text["num_attention_heads"],
+        "num_key_value_heads": text["num_key_value_heads"],
+        "dense_width": text.get("intermediate_size") if _has_dense_layers(text) else None,
+        "num_deepstack": len(vision.get("deepstack_visual_indexes") or ()),
         "patch_size": vision["patch_size"],
         "temporal_patch_size": vision["temporal_patch_size"],
         "merge_size": vision["spatial_merge_size"],
         "num_mel_bins": audio["num_mel_bins"],
         "position_id_per_seconds": thinker.get("position_id_per_seconds", 25),
     }
+
+
+def _has_dense_layers(text: dict[str, Any]) -> bool:
+    return bool(text.get("mlp_only_layers")) or text.get("decoder_sparse_step", 1) > 1
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from relax.config import RunConfig
 from relax.control.hub import ControlHub
 from relax.errors import ServiceError
 from relax.launch.local import LocalSupervisor
+from relax.launch.ranks import Rendezvous
 from relax.run.directory import complete_records
 from relax.run.evaluation import EvaluationRounds
 from relax.run.watch import RunWatch
@@ -140,6 +141,7 @@ class Driver:
         self._watch = RunWatch(config, self._run_dir, self._queue, self._hub, self._evaluations)
         stack.callback(self._watch.close)
         self._is_open = True
+        self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
         for role, count in self._roles().items():
             for index in range(count):
                 self._start_role(role, index, uri)
@@ -157,7 +159,7 @@ class Driver:
 
     def _roles(self) -> dict[str, int]:
         return {
-            "actor": 1,
+            "actor": self._config.actor.num_procs,
             "rollout": self._config.rollout.num_workers,
             "preprocess": self._config.data.num_workers,
             "recorder": 1,
@@ -187,15 +189,17 @@ class Driver:
         threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
         env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
         env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if role == "actor":
+            env |= self._rendezvous.environment(index)
         self._supervisor.start(f"{role}-{index}", [sys.executable, *words], env=env)
 
     def _train(self) -> None:
         """Follow the run until the actor has left with a checkpoint, asking for evaluations on the way."""
-        self._expected_exits.add("actor-0")
+        self._expected_exits |= set(self._names("actor"))
         asked_to_drain = False
         if self._config.data.eval_manifest:
             self._evaluations.ask(policy_version=0)
-        while "actor-0" not in self._finished:
+        while not self._gone("actor"):
             self._tick()
             if self._config.data.eval_manifest:
                 self._evaluations.ask_when_due(self._watch.step)
@@ -207,7 +211,7 @@ class Driver:
         self._watch.collect()
         if not self._interrupts and self._watch.step < self._config.num_steps:
             raise ServiceError(
-                f"actor-0 must do all {self._config.num_steps} steps, got an end after step {self._watch.step}; "
+                f"the actor must do all {self._config.num_steps} steps, got an end after step {self._watch.step}; "
                 f"see {self._run_dir}/logs"
             )
 
@@ -278,9 +282,12 @@ class Driver:
         time.sleep(TICK_S)
 
     def _death(self) -> str:
-        """Return why the run cannot go on, or ''; of several deaths the first in the order of starting."""
+        """Return why the run cannot go on, or ''; of several deaths one by a signal, else the first that was started.
+
+        Ranks of the actor that lose a neighbour end with an error of their own, right after it.
+        """
         reason = ""
-        for gone in self._supervisor.poll():
+        for gone in sorted(self._supervisor.poll(), key=lambda gone: gone.returncode >= 0):
             if gone.returncode == 0 and gone.name in self._expected_exits:
                 self._finished.add(gone.name)
             elif not reason:

@@ -25,6 +25,7 @@ from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
 from relax.rollout.rewards import load_reward
 from relax.rollout.sglang_config import check_installation
+from relax.train.layout import ModelSizes, check_layout
 
 MAX_HEADER_BYTES = 100 << 20
 """Longest header that the safetensors format allows."""
@@ -50,6 +51,7 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
             f"got {config.prompts_per_step}"
         )
     _check_engine(config)
+    _check_layout(config)
     specs = build_tables(config)
     check_columns(specs, WRITES)
     _check_memory(config)
@@ -153,11 +155,39 @@ def _has_a_row(path: Path) -> bool:
         return any(line.strip() for line in file)
 
 
+def _check_layout(config: RunConfig) -> None:
+    """Refuse a layout of the trainer that the batch or the model cannot be cut by."""
+    layout = config.actor.layout
+    if config.prompts_per_step < layout.data_parallel:
+        raise ConfigError(
+            f"prompts_per_step: must be at least actor.layout.dp={layout.data_parallel}, for each rank trains whole "
+            f"groups, got {config.prompts_per_step}"
+        )
+    if config.model.path is None or layout.num_procs == 1:
+        return
+    try:
+        model = ThinkerSpec.from_pretrained(config.model.path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {error}") from error
+    sizes = ModelSizes(
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        num_groups=model.num_key_value_heads,
+        vocab_size=model.vocab_size,
+        dense_width=model.dense_width,
+        num_experts=model.num_experts,
+        num_deepstack=model.num_deepstack,
+    )
+    check_layout(layout, sizes)
+
+
 def _check_memory(config: RunConfig) -> None:
     if config.model.path is None:
         return
     weight_bytes = sum(_tensor_bytes(path) for path in Path(config.model.path).glob("*.safetensors"))
-    needed = weight_bytes * (TRAINING_COPIES + config.rollout.num_workers)
+    layout = config.actor.layout
+    holders = layout.data_parallel * layout.cp
+    needed = weight_bytes * (TRAINING_COPIES * holders + config.rollout.num_workers)
     available = psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(

@@ -2,27 +2,73 @@
 
 They are plugged into Megatron-core's local layer specification; parameter names stay Megatron's.
 
-Shapes: T tokens of a sequence, B sequences, N heads, K key/value heads, D head size, 3 rotary axes.
+Context parallel ranks hold tokens r and 2 cp - 1 - r of 2 cp equal pieces of the sequence, so that all have as much
+of the causal triangle. Queries stay, keys and values are gathered.
+
+Shapes: T tokens of a sequence, Q of them on this rank (all of them without context parallel), B sequences, N heads,
+K key/value heads, D head size, 3 rotary axes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from relax.train.mcore_compat import MegatronModule, ModuleSpec, get_gpt_layer_local_spec
+from relax.train.mcore_compat import (
+    EngineParts,
+    MegatronModule,
+    ModuleSpec,
+    get_gpt_layer_local_spec,
+    parallel_state,
+    transformer_engine,
+)
+from relax.train.ranks import GatherTokens
 
 
 class PlainNorm:
     """Builds torch's RMSNorm where Megatron-core asks for a norm (its wrapper refuses sequence parallelism)."""
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> Any:
-        norm = nn.RMSNorm(hidden_size, eps=eps)
+        norm = nn.RMSNorm(hidden_size, eps=eps, dtype=config.params_dtype)
         norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         return norm
+
+
+def local_tokens(length: int, ranks: int, rank: int) -> Tensor:
+    """Return the places in the sequence of the tokens that a context parallel rank holds, [Q]."""
+    if ranks == 1:
+        return torch.arange(length)
+    pieces = torch.arange(length).chunk(2 * ranks)
+    return torch.cat((pieces[rank], pieces[2 * ranks - 1 - rank]))
+
+
+@dataclass(frozen=True)
+class Document:
+    """One packed sequence: its tokens among this rank's queries and among all keys, and what is hidden.
+
+    queries: places in [0, Q), rising. keys: a range of [0, T). hidden_QT: None is causal, for whole documents only.
+    """
+
+    queries: slice | Tensor
+    keys: slice
+    hidden_QT: Tensor | None
+
+
+@dataclass(frozen=True)
+class Documents:
+    """All packed sequences of a micro-batch; every query is in one of them.
+
+    Megatron-core hands it through as packed sequence parameters. The format that it names keeps the batch axis:
+    positions are absolute here, so Megatron-core need not know where a document begins.
+    """
+
+    parts: Sequence[Document]
+    qkv_format: str = "sbhd"
 
 
 class SdpaAttention(MegatronModule):
@@ -39,31 +85,56 @@ class SdpaAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self._scale = softmax_scale
+        self._num_gathered = config.context_parallel_size
 
     def forward(
         self,
-        query_TBND: Tensor,
-        key_TBKD: Tensor,
-        value_TBKD: Tensor,
+        query_QBND: Tensor,
+        key_QBKD: Tensor,
+        value_QBKD: Tensor,
         attention_mask: Tensor | None,
         attn_mask_type: Any = None,
+        packed_seq_params: Documents | None = None,
         **unsupported: Any,
     ) -> Tensor:
-        """Return the heads' outputs side by side, [T, B, N * D]."""
+        """Return the heads' outputs side by side, [Q, B, N * D]."""
         given = [name for name, value in unsupported.items() if value is not None]
         if given:
-            raise ValueError(f"SdpaAttention: {given} must be absent; pad sequences instead of packing them")
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query_TBND, key_TBKD, value_TBKD))
-        out_BNTD = functional.scaled_dot_product_attention(
+            raise ValueError(
+                f"SdpaAttention: {given} must be absent; only masks and packed documents are known"
+            )
+        key_TBKD, value_TBKD = self._gather(key_QBKD), self._gather(value_QBKD)
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query_QBND, key_TBKD, value_TBKD))
+        if packed_seq_params is None:
+            out_BNQD = self._attend(query, key, value, attention_mask)
+        else:
+            out_BNQD = torch.empty_like(query)
+            for part in packed_seq_params.parts:
+                key_part, value_part = key[:, :, part.keys], value[:, :, part.keys]
+                done = self._attend(query[:, :, part.queries], key_part, value_part, part.hidden_QT)
+                out_BNQD[:, :, part.queries] = done
+        return out_BNQD.permute(2, 0, 1, 3).flatten(2)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+        return functional.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=None if attention_mask is None else ~attention_mask,
-            is_causal=attention_mask is None,
+            attn_mask=None if hidden is None else ~hidden,
+            is_causal=hidden is None,
             scale=self._scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return out_BNTD.permute(2, 0, 1, 3).flatten(2)
+
+    def _gather(self, own_QBKD: Tensor) -> Tensor:
+        """Return the tokens of all context parallel ranks in the order of the sequence, [T, B, K, D]."""
+        ranks = self._num_gathered
+        if ranks == 1:
+            return own_QBKD
+        gathered = GatherTokens.apply(own_QBKD, parallel_state.get_context_parallel_group())
+        length = len(gathered)
+        places = torch.cat([local_tokens(length, ranks, rank) for rank in range(ranks)])
+        return gathered[places.argsort().to(gathered.device)]
 
 
 class InterleavedRotary(nn.Module):
@@ -107,4 +178,19 @@ def layer_spec(num_experts: int | None, ffn_hidden_size: int) -> ModuleSpec:
     attention = layer.self_attention.submodules
     attention.q_layernorm = attention.k_layernorm = PlainNorm
     attention.core_attention = SdpaAttention
+    parts = transformer_engine()
+    if parts is not None:
+        use_engine(spec, parts)
     return spec
+
+
+def use_engine(spec: ModuleSpec, parts: EngineParts) -> None:
+    """Put Transformer Engine's matrices and norms into a layer; attention stays, for the masks that it must know."""
+    layer = spec.submodules
+    attention = layer.self_attention.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = parts.norm
+    attention.q_layernorm = attention.k_layernorm = parts.norm
+    attention.linear_qkv, attention.linear_proj = parts.column_linear, parts.row_linear
+    experts = getattr(layer.mlp.submodules, "experts", None)
+    feed_forward = layer.mlp.submodules if experts is None else experts.submodules
+    feed_forward.linear_fc1, feed_forward.linear_fc2 = parts.column_linear, parts.row_linear

@@ -7,13 +7,15 @@ token sees the prompt and the earlier tokens of its own branch, so the rows of a
     branch 1           a a
     branch 2               b b b      b does not see a
 
-With one branch a sequence is the plain causal one.
+With one branch a sequence is the plain causal one. A micro-batch has its sequences side by side, padded to one length
+[B, T], or packed one after another into a single row [1, T] with the bounds of each.
 
 Shapes: B sequences, T tokens (padded), N predicted tokens, L layers with experts, K experts of a token.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +28,11 @@ from relax.models.inputs import PromptInputs
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch:
-    """Complete groups of rollouts, as the actor takes them from the queue."""
+    """Complete groups of rollouts, as the actor takes them from the queue.
+
+    With data parallel ranks each knows the tokens and rewards of the whole batch, so that all compute the same
+    advantages, normalisers and metrics; it trains `rows`, and needs media and routing of these alone.
+    """
 
     prompts: Sequence[PromptInputs]
     """One for each group."""
@@ -37,7 +43,8 @@ class TrainBatch:
     rollout_logprobs: Sequence[np.ndarray]
     """float32 [num_completion_tokens] for each row, under the distribution that sampled."""
     routed_experts: Sequence[np.ndarray | None]
-    """uint8 or uint16 [num_prompt_tokens + num_completion_tokens - 1, L, K] for each row; None: not reported."""
+    """uint8 or uint16 [num_prompt_tokens + num_completion_tokens - 1, L, K] for each row, of the layers with experts
+    of this rank's stage; None: not reported."""
     rewards: np.ndarray
     """float32 [num_rows]."""
     temperature: float = 1.0
@@ -47,6 +54,23 @@ class TrainBatch:
     bound lets none through."""
     stale_policy: Literal["mask", "reweight"] = "mask"
     """What stale tokens count: nothing, or a policy gradient under a truncated importance weight."""
+    rows: np.ndarray | None = None
+    """int [num_own_rows], rising: the rows that this rank trains; None: all."""
+
+    @property
+    def own_rows(self) -> np.ndarray:
+        """The rows that this rank trains."""
+        return np.arange(self.num_rows) if self.rows is None else self.rows
+
+    @property
+    def own_groups(self) -> np.ndarray:
+        """The groups of the rows that this rank trains, rising."""
+        return np.unique(np.asarray(self.groups)[self.own_rows])
+
+    @property
+    def own_prompts(self) -> list[PromptInputs]:
+        """The prompts of `own_groups`."""
+        return [self.prompts[group] for group in self.own_groups]
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +91,7 @@ class MicroBatch:
     """Sequences that go through the language model together. Places are flat in [T, B], sequence first."""
 
     prompt_place_BT: np.ndarray
-    """Place of each prompt token in the flat [num_prompts * longest prompt]; -1 elsewhere."""
+    """Place of each prompt token in the flat [own prompts * longest of them]; -1 elsewhere."""
     completion_place_BT: np.ndarray
     """Place of each completion token in the batch's concatenated completions; -1 elsewhere."""
     segment_BT: np.ndarray
@@ -77,7 +101,9 @@ class MicroBatch:
     target_N: np.ndarray
     """Index of each predicted token in the batch's concatenated completions."""
     experts_BTLK: np.ndarray | None
-    """int64; None without replay."""
+    """int64, distinct for each token, padding included; None without replay."""
+    bounds: tuple[int, ...] = ()
+    """Where packed sequences begin, and where the last ends; empty when they are padded side by side."""
 
     @property
     def num_branches(self) -> int:
@@ -107,7 +133,10 @@ def check_batch(batch: TrainBatch, vocab_size: int, routing: RoutingShape | None
         raise TrainingError(f"batch: temperature must be above 0, got {batch.temperature}")
     for row in range(num_rows):
         _check_row(batch, row, vocab_size)
-        if routing is not None:
+    if not len(batch.own_rows):
+        raise TrainingError("batch: rows must name at least one row for each rank, got none")
+    if routing is not None:
+        for row in batch.own_rows.tolist():
             _check_routing(batch, row, routing)
 
 
@@ -162,6 +191,28 @@ def _check_routing(batch: TrainBatch, row: int, routing: RoutingShape) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CutRules:
+    """How sequences become micro-batches.
+
+    max_tokens: padded tokens of a micro-batch; a longer sequence goes alone.
+    share_prompts: a group's rows are branches of one sequence.
+    packing: sequences follow one another without padding.
+    multiple: what the length T of a micro-batch is divisible by.
+    routing: what replayed routing looks like; None: none is replayed.
+    """
+
+    max_tokens: int
+    share_prompts: bool = True
+    packing: bool = False
+    multiple: int = 1
+    routing: RoutingShape | None = None
+
+    def padded(self, length: int) -> int:
+        """Return the next length that is divisible by `multiple`."""
+        return -(-length // self.multiple) * self.multiple
+
+
 @dataclass(frozen=True)
 class _Sequence:
     group: int
@@ -170,38 +221,77 @@ class _Sequence:
     length: int
 
 
-def plan_micro_batches(
-    batch: TrainBatch, *, max_tokens: int, share_prompts: bool, routing: RoutingShape | None
-) -> list[MicroBatch]:
-    """Cut a checked batch into micro-batches of at most `max_tokens` padded tokens.
+def prompt_routes(batch: TrainBatch) -> np.ndarray:
+    """Return int64 [num_own_rows, 2], equal for own rows of which the prompt went to the same experts (a digest)."""
+    digests = []
+    for row in batch.own_rows.tolist():
+        experts = batch.routed_experts[row]
+        num_prompt = len(batch.prompts[int(batch.groups[row])].token_ids)
+        data = b"" if experts is None else np.ascontiguousarray(experts[:num_prompt]).tobytes()
+        digests.append(np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.int64))
+    return np.stack(digests)
 
-    A sequence longer than `max_tokens` goes alone. Sequences of like length go together.
+
+def plan_micro_batches(
+    batch: TrainBatch, rules: CutRules, routes: np.ndarray | None = None
+) -> list[MicroBatch]:
+    """Cut a checked batch's own rows into micro-batches. Sequences of like length go together.
+
+    Args:
+        batch: The batch.
+        rules: How to cut it.
+        routes: [num_own_rows, ...]: rows share a prompt only if these are equal, `prompt_routes` of all pipeline
+            stages, which must cut alike; None: those of the layers that are here, where routing is replayed.
     """
-    sequences = sorted(
-        _sequences(batch, max_tokens, share_prompts, routing is not None), key=lambda s: s.length
-    )
+    if routes is None and rules.routing is not None:
+        routes = prompt_routes(batch)
+    sequences = sorted(_sequences(batch, rules, routes), key=lambda sequence: sequence.length)
     chunks: list[list[_Sequence]] = []
     for sequence in sequences:
-        if chunks and sequence.length * (len(chunks[-1]) + 1) <= max_tokens:
+        if chunks and _num_tokens([*chunks[-1], sequence], rules) <= rules.max_tokens:
             chunks[-1].append(sequence)
         else:
             chunks.append([sequence])
-    stride = max(len(prompt.token_ids) for prompt in batch.prompts)
-    starts = np.concatenate(([0], np.cumsum([len(tokens) for tokens in batch.completion_token_ids])))
-    return [_micro_batch(batch, chunk, stride, starts, routing) for chunk in chunks]
+    layout = _BatchLayout(batch)
+    return [_micro_batch(layout, chunk, rules) for chunk in chunks]
 
 
-def _sequences(batch: TrainBatch, max_tokens: int, share_prompts: bool, replay: bool) -> list[_Sequence]:
+def empty_micro_batch(rules: CutRules) -> MicroBatch:
+    """Return a micro-batch of padding: a rank runs it when others, with whom it shares experts, have more than it."""
+    blank, none = np.full((1, rules.padded(1)), -1, np.int64), np.empty(0, np.int64)
+    return MicroBatch(
+        prompt_place_BT=blank,
+        completion_place_BT=blank,
+        segment_BT=blank,
+        predictor_N=none,
+        target_N=none,
+        experts_BTLK=_blank_experts(blank.shape, rules.routing),
+        bounds=(0, blank.shape[1]) if rules.packing else (),
+    )
+
+
+def _num_tokens(sequences: list[_Sequence], rules: CutRules) -> int:
+    """Return the padded tokens of a micro-batch, the longest sequence last."""
+    if rules.packing:
+        return rules.padded(sum(sequence.length for sequence in sequences))
+    return rules.padded(sequences[-1].length) * len(sequences)
+
+
+def _sequences(batch: TrainBatch, rules: CutRules, routes: np.ndarray | None) -> list[_Sequence]:
+    """An engine may route one prompt differently in two batches; such rows do not share a sequence."""
     made: list[_Sequence] = []
     last_of_group: dict[int, int] = {}
-    for row in range(batch.num_rows):
+    number_of = {row: number for number, row in enumerate(batch.own_rows.tolist())}
+    for row, number in number_of.items():
         group = int(batch.groups[row])
         num_prompt, added = len(batch.prompts[group].token_ids), len(batch.completion_token_ids[row]) - 1
-        open_at = last_of_group.get(group) if share_prompts else None
+        open_at = last_of_group.get(group) if rules.share_prompts else None
         if open_at is not None:
             sequence = made[open_at]
-            fits = sequence.length + added <= max_tokens
-            if fits and (not replay or _same_prompt_routing(batch, sequence.rows[0], row, num_prompt)):
+            fits = rules.padded(sequence.length + added) <= rules.max_tokens
+            if fits and (
+                routes is None or np.array_equal(routes[number_of[sequence.rows[0]]], routes[number])
+            ):
                 made[open_at] = _Sequence(group, num_prompt, [*sequence.rows, row], sequence.length + added)
                 continue
         last_of_group[group] = len(made)
@@ -209,47 +299,54 @@ def _sequences(batch: TrainBatch, max_tokens: int, share_prompts: bool, replay: 
     return made
 
 
-def _same_prompt_routing(batch: TrainBatch, first: int, second: int, num_prompt: int) -> bool:
-    """An engine may route one prompt differently in two batches; such rows do not share a sequence."""
-    left, right = batch.routed_experts[first], batch.routed_experts[second]
-    if left is None or right is None:
-        return left is right
-    return np.array_equal(left[:num_prompt], right[:num_prompt])
+class _BatchLayout:
+    """Where prompts and completions of a batch are in the flat arrays that micro-batches pick from."""
+
+    def __init__(self, batch: TrainBatch) -> None:
+        self.batch = batch
+        self.stride = max(len(prompt.token_ids) for prompt in batch.own_prompts)
+        self.prompt_start = {
+            group: index * self.stride for index, group in enumerate(batch.own_groups.tolist())
+        }
+        lengths = [len(tokens) for tokens in batch.completion_token_ids]
+        self.row_start = np.concatenate(([0], np.cumsum(lengths)))
 
 
-def _micro_batch(
-    batch: TrainBatch,
-    sequences: list[_Sequence],
-    stride: int,
-    starts: np.ndarray,
-    routing: RoutingShape | None,
-) -> MicroBatch:
-    num_sequences, longest = len(sequences), max(sequence.length for sequence in sequences)
-    prompt_place = np.full((num_sequences, longest), -1, np.int64)
-    completion_place = np.full((num_sequences, longest), -1, np.int64)
-    segment = np.full((num_sequences, longest), -1, np.int64)
-    experts = None
-    if routing is not None:
-        experts = np.empty((num_sequences, longest, routing.num_layers, routing.top_k), np.int64)
-        experts[:] = np.arange(routing.top_k)
+def _blank_experts(shape: tuple[int, ...], routing: RoutingShape | None) -> np.ndarray | None:
+    """Return experts for padding: distinct, since dispatchers count on it."""
+    if routing is None:
+        return None
+    experts = np.empty((*shape, routing.num_layers, routing.top_k), np.int64)
+    experts[:] = np.arange(routing.top_k)
+    return experts
+
+
+def _micro_batch(layout: _BatchLayout, sequences: list[_Sequence], rules: CutRules) -> MicroBatch:
+    num_sequences, longest = len(sequences), rules.padded(max(sequence.length for sequence in sequences))
+    ends = np.cumsum([sequence.length for sequence in sequences]).tolist()
+    shape = (1, rules.padded(ends[-1])) if rules.packing else (num_sequences, longest)
+    starts = [0, *ends[:-1]] if rules.packing else [0] * num_sequences
+    prompt_place, completion_place, segment = (np.full(shape, -1, np.int64) for _ in range(3))
+    experts = _blank_experts(shape, rules.routing)
     predictors, targets = [], []
-    for index, sequence in enumerate(sequences):
-        end = sequence.num_prompt
-        prompt_place[index, :end] = sequence.group * stride + np.arange(end)
-        segment[index, :end] = 0
+    for index, (sequence, begin) in enumerate(zip(sequences, starts, strict=True)):
+        line = 0 if rules.packing else index
+        end = begin + sequence.num_prompt
+        prompt_place[line, begin:end] = layout.prompt_start[sequence.group] + np.arange(sequence.num_prompt)
+        segment[line, begin:end] = 0
         for branch, row in enumerate(sequence.rows, start=1):
-            start, num_tokens = end, int(starts[row + 1] - starts[row])
-            end = start + num_tokens - 1
-            target = np.arange(starts[row], starts[row + 1])
-            completion_place[index, start:end] = target[:-1]
-            segment[index, start:end] = branch
-            predictor = np.concatenate(([sequence.num_prompt - 1], np.arange(start, end)))
-            predictors.append(predictor * num_sequences + index)
+            target = np.arange(layout.row_start[row], layout.row_start[row + 1])
+            start, end = end, end + len(target) - 1
+            completion_place[line, start:end] = target[:-1]
+            segment[line, start:end] = branch
+            predictor = np.concatenate(([begin + sequence.num_prompt - 1], np.arange(start, end)))
+            predictors.append(predictor * shape[0] + line)
             targets.append(target)
-            reported = batch.routed_experts[row]
+            reported = layout.batch.routed_experts[row]
             if experts is not None and reported is not None:
-                experts[index, : sequence.num_prompt] = reported[: sequence.num_prompt]
-                experts[index, start:end] = reported[sequence.num_prompt :]
+                experts[line, begin : begin + sequence.num_prompt] = reported[: sequence.num_prompt]
+                experts[line, start:end] = reported[sequence.num_prompt :]
+    tail = [shape[1]] if rules.packing and ends[-1] < shape[1] else []
     return MicroBatch(
         prompt_place_BT=prompt_place,
         completion_place_BT=completion_place,
@@ -257,4 +354,5 @@ def _micro_batch(
         predictor_N=np.concatenate(predictors),
         target_N=np.concatenate(targets),
         experts_BTLK=experts,
+        bounds=(0, *ends, *tail) if rules.packing else (),
     )

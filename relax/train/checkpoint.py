@@ -11,7 +11,8 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from relax.train.mcore_compat import (
     make_sharded_optimizer_tensor,
     parallel_state,
 )
+from relax.train.optimizer import Weights
 from relax.train.policy import LANGUAGE_MODEL, OmniPolicy
+from relax.train.shards import num_holders
 
 FORMAT = 1
 DESCRIPTION_FILE = "trainer.json"
@@ -37,32 +40,41 @@ CHECKPOINT_WARNINGS = (
     (FutureWarning, "Please use DTensor instead"),
 )
 MOMENTS = ("exp_avg", "exp_avg_sq")
+MASTER = "master"
 
 
 def write_checkpoint(
     directory: Path | str,
     policy: OmniPolicy,
-    optimizer: torch.optim.Optimizer,
+    weights: Weights,
     counts: dict[str, int],
     beside: Mapping[str, dict[str, Tensor]] | None = None,
 ) -> None:
-    """Write weights, optimizer moments, random state and counts; an older checkpoint of that name is replaced.
+    """Write weights, optimizer state, random state and counts; an older checkpoint of that name is replaced.
 
-    Blocks until the files are on disk. `beside` are further safetensors files of the checkpoint, by name.
+    All ranks must call it, with one directory that all can write. Blocks until the files are on disk. `beside` are
+    further safetensors files of the checkpoint, by name, as rank 0 has them.
     """
-    with _whole_or_absent(Path(directory)) as partial:
+    world = policy.world
+    num_parameters = _num_parameters(policy)
+    with ExitStack() as stack:
+        own = stack.enter_context(_whole_or_absent(Path(directory))) if world.rank == 0 else None
+        partial = Path(world.tell(str(own)))
         with _quiet():
-            dist_checkpointing.save(_sharded_state(policy, optimizer), str(partial))
-        for name, tensors in (beside or {}).items():
-            save_file(tensors, partial / name)
-        description = {"format": FORMAT, "num_parameters": _num_parameters(policy), "counts": counts}
-        (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")
+            dist_checkpointing.save(_sharded_state(policy, weights), str(partial))
+        world.wait_for_all()
+        if world.rank == 0:
+            for name, tensors in (beside or {}).items():
+                save_file(tensors, partial / name)
+            description = {"format": FORMAT, "num_parameters": num_parameters, "counts": counts}
+            (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")
+    world.wait_for_all()
 
 
-def read_checkpoint(
-    directory: Path | str, policy: OmniPolicy, optimizer: torch.optim.Optimizer
-) -> dict[str, int]:
+def read_checkpoint(directory: Path | str, policy: OmniPolicy, weights: Weights) -> dict[str, int]:
     """Load a checkpoint into a policy and its optimizer, restore the random state, and return the counts.
+
+    All ranks must call it.
 
     Raises:
         TrainingError: there is no whole checkpoint, or it is of another model or format.
@@ -73,22 +85,26 @@ def read_checkpoint(
         raise TrainingError(
             f"load_checkpoint: {where} must be of format {FORMAT}, got {description['format']}"
         )
-    if description["num_parameters"] != _num_parameters(policy):
+    num_parameters = _num_parameters(policy)
+    if description["num_parameters"] != num_parameters:
         raise TrainingError(
-            f"load_checkpoint: {where} must be of a model of {_num_parameters(policy)} parameters, "
+            f"load_checkpoint: {where} must be of a model of {num_parameters} parameters, "
             f"got {description['num_parameters']}"
         )
-    _create_moments(optimizer, description["counts"]["num_steps"])
-    state = _sharded_state(policy, optimizer)
+    _create_moments(weights.optimizer, description["counts"]["num_steps"])
+    state = _sharded_state(policy, weights)
     with _quiet():
         loaded = dist_checkpointing.load(state, str(where))
     with torch.no_grad():
         for name, tensor in _model_tensors(policy).items():
             tensor.copy_(loaded["model"][name])
-        trained = _trained(policy, optimizer)
-        for moment, values in state["optimizer"].items():
-            for name in values:
-                optimizer.state[trained[name]][moment].copy_(loaded["optimizer"][moment][name])
+        weights.take_over()
+        for name in loaded["optimizer"].get(MASTER, {}):
+            weights.masters[name].copy_(loaded["optimizer"][MASTER][name])
+        for moment in MOMENTS:
+            for name in state["optimizer"][moment]:
+                ours = weights.optimizer.state[weights.masters[name]][moment]
+                ours.copy_(loaded["optimizer"][moment][name])
     torch.set_rng_state(loaded["rng"]["torch"])
     return description["counts"]
 
@@ -122,8 +138,8 @@ def write_pretrained(
             save_file(chosen, partial / file, metadata={"format": "pt"})
 
 
-def _sharded_state(policy: OmniPolicy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the tensors of a checkpoint, each with its place in the whole (one process: the whole)."""
+def _sharded_state(policy: OmniPolicy, weights: Weights) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, each with its place in the whole."""
     metadata = {
         "singleton_local_shards": False,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
@@ -135,30 +151,33 @@ def _sharded_state(policy: OmniPolicy, optimizer: torch.optim.Optimizer) -> dict
         for name, value in sharded.items()
         if isinstance(value, ShardedTensor | ShardedTensorFactory)
     }
+    place, layout = policy.world.place, policy.world.layout
+    replica = (0, place.tp_rank, place.cp_rank + layout.cp * place.dp_rank)
     for name, tensor in _model_tensors(policy).items():
         if not name.startswith(LANGUAGE_MODEL):
-            model[name] = ShardedTensor.from_rank_offsets(name, tensor)
-    trained = _trained(policy, optimizer)
-    moments: dict[str, dict[str, Any]] = {moment: {} for moment in MOMENTS}
-    for name, parameter in trained.items():
-        for moment in MOMENTS:
-            value = optimizer.state[parameter].get(moment)
-            if value is not None:
-                moments[moment][name] = make_sharded_optimizer_tensor(
-                    model[name], value, f"optimizer.{moment}"
-                )
-    rng = ShardedTensor.from_rank_offsets("rng.torch", torch.get_rng_state())
-    return {"model": model, "optimizer": moments, "rng": {"torch": rng}}
+            model[name] = ShardedTensor.from_rank_offsets(name, tensor, replica_id=replica)
+    state: dict[str, dict[str, Any]] = {kind: {} for kind in (*MOMENTS, MASTER)}
+    parameters = dict(policy.named_parameters())
+    for name in weights.owned:
+        master, whose = weights.masters[name], _owned(model[name], weights.shares_state)
+        held = weights.optimizer.state[master]
+        values = {moment: held[moment] for moment in MOMENTS if moment in held}
+        if master is not parameters[name]:
+            values[MASTER] = master
+        for kind, value in values.items():
+            state[kind][name] = make_sharded_optimizer_tensor(whose, value, f"optimizer.{kind}")
+    rng = ShardedTensor.from_rank_offsets("rng.torch", torch.get_rng_state(), replica_id=policy.world.rank)
+    return {"model": model, "optimizer": state, "rng": {"torch": rng}}
+
+
+def _owned(place: Any, is_only_one: bool) -> Any:
+    """Return a parameter's place in the whole for state that no data parallel neighbour has."""
+    return replace(place, replica_id=(*place.replica_id[:-1], 0)) if is_only_one else place
 
 
 def _model_tensors(policy: OmniPolicy) -> dict[str, Tensor]:
     state = policy.state_dict(keep_vars=True)
     return {name: value for name, value in state.items() if torch.is_tensor(value)}
-
-
-def _trained(policy: OmniPolicy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    chosen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return {name: parameter for name, parameter in policy.named_parameters() if id(parameter) in chosen}
 
 
 def _create_moments(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
@@ -174,7 +193,11 @@ def _create_moments(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
 
 
 def _num_parameters(policy: OmniPolicy) -> int:
-    return sum(parameter.numel() for parameter in policy.parameters())
+    """Return the parameters of the whole model, on all ranks."""
+    world = policy.world
+    count = sum(p.numel() / num_holders(n, world, in_language_model=True) for n, p in policy.global_names())
+    count += sum(p.numel() / num_holders(n, world, in_language_model=False) for n, p in policy.towers())
+    return round(world.sum(torch.tensor(float(count), dtype=torch.float64, device=world.device)).item())
 
 
 def _describe(where: Path) -> dict[str, Any]:

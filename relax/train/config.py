@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from relax.errors import ConfigError
+from relax.train.layout import LayoutConfig
 
 DECAYS = ("constant", "linear", "cosine")
+DTYPES = ("fp32", "bf16")
 OPTIMIZER_TESTS = (
     ("lr", lambda c: c.lr > 0, "above 0"),
     (
@@ -30,12 +32,14 @@ OPTIMIZER_TESTS = (
     ),
     ("max_tokens_per_micro_batch", lambda c: c.max_tokens_per_micro_batch >= 1, "at least 1"),
     ("num_threads", lambda c: c.num_threads >= 1, "at least 1"),
+    ("dtype", lambda c: c.dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
+    ("rank_deadline_s", lambda c: c.rank_deadline_s >= 1, "at least 1"),
 )
 
 
 @dataclass(kw_only=True)
 class TrainerConfig:
-    """One trainer process: the optimizer, its schedule, memory and what is trained."""
+    """The trainer: the optimizer, its schedule, memory, what is trained and on how many processes."""
 
     lr: float = 1e-3
     """Learning rate of the language model after warm-up."""
@@ -71,8 +75,18 @@ class TrainerConfig:
     """Mixture-of-experts layers use the experts that the rollout used (R3)."""
     recompute: bool = False
     """Run the decoder layers again in the backward pass instead of keeping their activations."""
+    packing: bool = False
+    """Put the sequences of a micro-batch one after another instead of padding them to one length."""
+    dtype: str = "fp32"
+    """Of weights and activations: `fp32`, or `bf16` with fp32 master weights and gradients."""
+    distributed_optimizer: bool = False
+    """Keep each parameter's optimizer state on one of the ranks that hold it."""
     num_threads: int = 1
-    """CPU threads of torch."""
+    """CPU threads of torch, in each process."""
+    rank_deadline_s: float = 600.0
+    """Longest wait of a rank for the others, in seconds."""
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
+    """Processes, and what they share out."""
 
     def __post_init__(self) -> None:
         for key, test, rule in OPTIMIZER_TESTS:
@@ -83,6 +97,11 @@ class TrainerConfig:
             raise ConfigError(
                 f"actor.decay_steps: must be at least 1 with lr_decay {self.lr_decay}, got {self.decay_steps}"
             )
+
+    @property
+    def num_procs(self) -> int:
+        """Processes of the trainer."""
+        return self.layout.num_procs
 
 
 def lr_multiplier(config: TrainerConfig, step: int) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from relax.algorithms.sections import CriticConfig
 from relax.errors import TrainingError
+from relax.train.ranks import World
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -35,6 +36,19 @@ class Critic(nn.Module):
         """Return values [N], in fp32; the hidden states get their gradient with `trunk_gradient` only."""
         seen_NH = hidden_NH if self._config.trunk_gradient else hidden_NH.detach()
         return self.head(seen_NH.float())[:, 0]
+
+    def add_up(self, world: World) -> None:
+        """Replace the gradients by their sums over the ranks that have tokens. All ranks must call it.
+
+        Every rank has the head, whatever its stage, and takes the same steps; tensor parallel neighbours compute the
+        same gradient, of which one counts.
+        """
+        if world.size == 1:
+            return
+        counts = world.is_last_stage and world.place.tp_rank == 0
+        for parameter in self.parameters():
+            here = parameter.grad if counts else None
+            parameter.grad = world.sum(torch.zeros_like(parameter) if here is None else here)
 
     def update(self, multiplier: float, *, skip: bool) -> dict[str, float]:
         """Apply the gradients that gathered, or with `skip` only forget them; return the head's metrics.
@@ -78,7 +92,8 @@ class Critic(nn.Module):
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"head.{name}"])
             self.optimizer.state[parameter] = {
-                key: tensors[f"{key}.{name}"].clone()
+                # AdamW keeps its step count on the CPU.
+                key: tensors[f"{key}.{name}"].to("cpu" if key == "step" else parameter.device, copy=True)
                 for key in ("step", *MOMENTS)
                 if f"{key}.{name}" in tensors
             }

@@ -3,8 +3,10 @@
 It knows nothing of pictures or sounds: the caller splices the towers' outputs into the embeddings and names the
 places where deepstack features are added. Weights come and go through `relax.train.names`.
 
-Shapes: T tokens of a sequence, B sequences, H hidden size, V vocabulary, N chosen positions, S visual places,
-L layers.
+Each rank builds its stage's layers and its part of each matrix (`relax.train.layout`); with one process that is all.
+
+Shapes: T tokens of a sequence on this context parallel rank (R of them on this rank with sequence parallel), B
+sequences, H hidden size, V vocabulary, N chosen positions, S visual places, L layers.
 """
 
 from __future__ import annotations
@@ -18,18 +20,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from relax.errors import TrainingError
-from relax.train.attention import InterleavedRotary, PlainNorm, layer_spec
-from relax.train.mcore_compat import GPTModel, TopKRouter, TransformerBlockSubmodules, TransformerConfig
+from relax.train.attention import Documents, InterleavedRotary, PlainNorm, layer_spec
+from relax.train.layout import LayoutConfig, ModelSizes, check_layout
+from relax.train.mcore_compat import (
+    GPTModel,
+    TopKRouter,
+    TransformerBlockSubmodules,
+    TransformerConfig,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderInputs:
     """What the decoder reads. Padding is on the right; a mask is needed only where causal order is not enough."""
 
-    embeds_TBH: Tensor
+    embeds_TBH: Tensor | None
+    """None past the first pipeline stage."""
     position_ids_3BT: Tensor
+    shape: tuple[int, ...] = ()
+    """(T, B)."""
     hidden_B1TT: Tensor | None = None
-    """bool, True where a token (first T) must not see another (second T); None: causal."""
+    """bool, True where a token (first T) must not see another (second T: of all context parallel ranks); None: causal
+    order."""
+    documents: Documents | None = None
+    """Packed sequences; None: sequences side by side."""
     deepstack: Sequence[Tensor] = ()
     """For each of the first layers what it adds at the visual places, [S, H]. With activation recompute it must
     not share a graph with the embeddings or between layers (`PromptTable.leaves` cuts it)."""
@@ -40,34 +57,61 @@ class DecoderInputs:
 class ThinkerLanguageModel(GPTModel):
     """Megatron-core's GPT with interleaved rotary positions, deepstack, and logits only where they are asked."""
 
-    def __init__(self, text_config: Any, *, tied: bool = False, recompute: bool = False) -> None:
-        config = transformer_config(text_config, recompute=recompute)
+    def __init__(
+        self,
+        text_config: Any,
+        *,
+        layout: LayoutConfig | None = None,
+        stage: int = 0,
+        tied: bool = False,
+        recompute: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        layout = layout or LayoutConfig()
+        check_layout(layout, model_sizes(text_config, tied=tied))
+        config = transformer_config(text_config, layout=layout, recompute=recompute, dtype=dtype)
+        layers = layout.stage_layers(config.num_layers)
+        first = sum(layers[:stage])
         super().__init__(
             config=config,
-            transformer_layer_spec=_block_spec(text_config),
+            transformer_layer_spec=_block_spec(text_config, slice(first, first + layers[stage])),
             vocab_size=text_config.vocab_size,
             max_sequence_length=text_config.max_position_embeddings,
+            pre_process=stage == 0,
+            post_process=stage == layout.pp - 1,
             position_embedding_type="none",
             share_embeddings_and_output_weights=tied,
+            scatter_embedding_sequence_parallel=False,
         )
+        self.first_layer = first
         rope = text_config.rope_parameters
         sections = tuple(rope.get("mrope_section") or (config.kv_channels // 2, 0, 0))
         self.rotary = InterleavedRotary(config.kv_channels, rope["rope_theta"], sections)
+        self._splits_norms = layout.splits_norms
         self._deepstack: list[tuple[Tensor, Tensor]] = []
-        for number, layer in enumerate(self.decoder.layers):
-            layer.register_forward_hook(_AddDeepstack(self, number))
+        if stage == 0:
+            for number, layer in enumerate(self.decoder.layers):
+                layer.register_forward_hook(_AddDeepstack(self, number))
+        if self.post_process:
+            # Logits are of chosen tokens, which are gathered before: the matrix gets whole rows on every rank.
+            self.output_layer.sequence_parallel = False
+            self.output_layer.allreduce_dgrad = layout.tp > 1
 
     @property
     def routers(self) -> list[TopKRouter]:
-        """Routers of the layers that have experts, first layer first."""
+        """Routers of this rank's layers that have experts, first layer first."""
         return [module for module in self.decoder.modules() if isinstance(module, TopKRouter)]
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         """Return the embeddings of token ids of any shape, [..., H]."""
         return self.embedding.word_embeddings(token_ids)
 
-    def hidden_states(self, inputs: DecoderInputs) -> Tensor:
-        """Return the normalised last hidden states [T, B, H].
+    def hidden_states(self, inputs: DecoderInputs, received_RBH: Tensor | None = None) -> Tensor:
+        """Return the hidden states after this stage's layers: [R, B, H], after the last stage normalised [T, B, H].
+
+        Args:
+            inputs: The micro-batch.
+            received_RBH: The stage before's hidden states; None on the first.
 
         Raises:
             TrainingError: there are more deepstack features than layers.
@@ -77,20 +121,45 @@ class ThinkerLanguageModel(GPTModel):
                 f"hidden_states: deepstack must be for at most {len(self.decoder.layers)} layers, "
                 f"got {len(inputs.deepstack)}"
             )
-        # Kept until the next call: activation recompute runs the layers, and their hooks, again in backward.
-        self._deepstack = [(inputs.visual_place_S, features) for features in inputs.deepstack]
-        return self.decoder(
-            hidden_states=inputs.embeds_TBH,
+        embeds = inputs.embeds_TBH
+        if embeds is not None and self._splits_norms:
+            embeds = scatter_to_sequence_parallel_region(embeds)
+        self.keep_visuals(inputs)
+        self.decoder.set_input_tensor(received_RBH)
+        hidden = self.decoder(
+            hidden_states=embeds,
             attention_mask=inputs.hidden_B1TT,
             rotary_pos_emb=self.rotary(inputs.position_ids_3BT),
+            packed_seq_params=inputs.documents,
         )
+        if self.post_process and self._splits_norms:
+            # Every tensor parallel rank computes the same from here on: a gradient is whole on each.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return hidden
+
+    def keep_visuals(self, inputs: DecoderInputs) -> None:
+        """Remember the deepstack features of a micro-batch whose layers run next, now or in activation recompute."""
+        self._deepstack = [self._own_visuals(inputs, features) for features in inputs.deepstack]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of chosen hidden states, [N, H] to [N, V]."""
+        """Return the logits of chosen hidden states on the last stage, [N, H] to this rank's words, [N, V / tp]."""
         weight = (
             self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         )
         return self.output_layer(hidden[:, None], weight=weight)[0][:, 0]
+
+    def _own_visuals(self, inputs: DecoderInputs, features_SH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the visual places in [R * B] of this rank and what is added there."""
+        if not self._splits_norms:
+            return inputs.visual_place_S, features_SH
+        features_SH = copy_to_tensor_model_parallel_region(
+            features_SH
+        )  # each rank sees a part of the gradient
+        length, lines = inputs.shape
+        count = length // self.config.tensor_model_parallel_size * lines
+        place_S = inputs.visual_place_S - self.pg_collection.tp.rank() * count
+        mine_S = (place_S >= 0) & (place_S < count)
+        return place_S[mine_S], features_SH[mine_S]
 
 
 class _AddDeepstack:
@@ -109,13 +178,34 @@ class _AddDeepstack:
         return added.view_as(hidden_TBH), context
 
 
-def transformer_config(text_config: Any, *, recompute: bool = False) -> TransformerConfig:
-    """Translate a Hugging Face text configuration (Qwen3 family, dense or MoE) for one process in fp32.
+def model_sizes(text_config: Any, *, tied: bool = False) -> ModelSizes:
+    """Return what a layout has to divide."""
+    return ModelSizes(
+        num_layers=text_config.num_hidden_layers,
+        num_heads=text_config.num_attention_heads,
+        num_groups=text_config.num_key_value_heads,
+        vocab_size=text_config.vocab_size,
+        dense_width=None if all(moe_layers(text_config)) else text_config.intermediate_size,
+        num_experts=_num_experts(text_config) if any(moe_layers(text_config)) else None,
+        tied=tied,
+    )
+
+
+def transformer_config(
+    text_config: Any,
+    *,
+    layout: LayoutConfig | None = None,
+    recompute: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> TransformerConfig:
+    """Translate a Hugging Face text configuration (Qwen3 family, dense or MoE).
 
     Raises:
         TrainingError: the configuration asks for what the layers here do not do.
     """
     _check_supported(text_config)
+    layout = layout or LayoutConfig()
+    stages = layout.stage_layers(text_config.num_hidden_layers)
     settings: dict[str, Any] = {
         "num_layers": text_config.num_hidden_layers,
         "hidden_size": text_config.hidden_size,
@@ -132,7 +222,15 @@ def transformer_config(text_config: Any, *, recompute: bool = False) -> Transfor
         "add_qkv_bias": bool(getattr(text_config, "attention_bias", False)),
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "params_dtype": torch.float32,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": 1,
+        "sequence_parallel": layout.splits_norms,
         "use_cpu_initialization": True,
         "perform_initialization": False,
         "persist_layer_norm": False,
@@ -143,7 +241,9 @@ def transformer_config(text_config: Any, *, recompute: bool = False) -> Transfor
         "gradient_accumulation_fusion": False,
         "cuda_graph_scope": [],
     }
-    if _num_experts(text_config):
+    if len(set(stages)) > 1:
+        settings["num_layers_in_first_pipeline_stage"] = stages[0]
+    if any(moe_layers(text_config)):
         settings |= {
             "num_moe_experts": text_config.num_experts,
             "moe_router_topk": text_config.num_experts_per_tok,
@@ -176,11 +276,11 @@ def moe_layers(text_config: Any) -> list[bool]:
     return [n not in dense and (n + 1) % step == 0 for n in range(text_config.num_hidden_layers)]
 
 
-def _block_spec(text_config: Any) -> TransformerBlockSubmodules:
+def _block_spec(text_config: Any, chosen: slice) -> TransformerBlockSubmodules:
     num_experts = _num_experts(text_config)
     width = text_config.intermediate_size
     layers = [layer_spec(num_experts if is_moe else None, width) for is_moe in moe_layers(text_config)]
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=PlainNorm)
+    return TransformerBlockSubmodules(layer_specs=layers[chosen], layer_norm=PlainNorm)
 
 
 def _num_experts(text_config: Any) -> int | None:

@@ -8,9 +8,11 @@ are inert when CUDA is there. Each shim says what breaks without it.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import queue
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,8 +49,13 @@ with warnings.catch_warnings():
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.tensor_parallel import (
+        copy_to_tensor_model_parallel_region,
+        gather_from_sequence_parallel_region,
+        model_parallel_cuda_manual_seed,
+        scatter_to_sequence_parallel_region,
+    )
     from megatron.core.tensor_parallel import layers as parallel_layers
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from megatron.core.tensor_parallel import random as parallel_random
     from megatron.core.transformer.module import MegatronModule
     from megatron.core.transformer.moe import moe_utils
@@ -60,6 +67,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = [
+    "EngineParts",
     "GPTModel",
     "MegatronModule",
     "ModuleSpec",
@@ -70,13 +78,35 @@ __all__ = [
     "TopKRouter",
     "TransformerBlockSubmodules",
     "TransformerConfig",
+    "copy_to_tensor_model_parallel_region",
     "dist_checkpointing",
+    "gather_from_sequence_parallel_region",
     "get_gpt_layer_local_spec",
     "install_shims",
     "make_sharded_optimizer_tensor",
     "model_parallel_cuda_manual_seed",
     "parallel_state",
+    "scatter_to_sequence_parallel_region",
+    "transformer_engine",
 ]
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Transformer Engine's layers under Megatron-core's interface; parameters have the local layers' names."""
+
+    column_linear: Any
+    row_linear: Any
+    norm: Any
+
+
+def transformer_engine() -> EngineParts | None:
+    """Return Transformer Engine's layers when it is installed and CUDA is there, else None."""
+    if not torch.cuda.is_available() or importlib.util.find_spec("transformer_engine") is None:
+        return None
+    from megatron.core.extensions import transformer_engine as engine
+
+    return EngineParts(engine.TEColumnParallelLinear, engine.TERowParallelLinear, engine.TENorm)
 
 
 def install_shims() -> None:

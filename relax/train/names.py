@@ -6,7 +6,7 @@ A rule says which checkpoint tensors make one Megatron parameter, how they are m
     linear_fc1     gate above up
     the rest       one to one
 
-Full (unsharded) tensors only.
+Names count layers and experts over all ranks, and rules are about whole tensors; `relax.train.shards` cuts them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from relax.errors import TrainingError
+from relax.train.shards import cut_of
 
 
 @dataclass(frozen=True)
@@ -75,29 +76,35 @@ class NameMap:
             yield from zip(rule.names, rule.split(parameter.detach()), strict=True)
 
     def from_checkpoint(
-        self, parameters: Iterable[tuple[str, Tensor]], tensors: Mapping[str, Tensor]
+        self,
+        parameters: Iterable[tuple[str, Tensor]],
+        tensors: Mapping[str, Tensor],
+        *,
+        tp_rank: int = 0,
+        tp_size: int = 1,
     ) -> set[str]:
-        """Copy checkpoint tensors into Megatron parameters and return the names that were used.
+        """Copy checkpoint tensors into this rank's part of Megatron parameters and return the names that were used.
 
         Raises:
             TrainingError: a tensor is missing or has another shape; the message names it.
         """
         used: set[str] = set()
         for name, parameter in parameters:
-            rule = self.rule(name)
+            rule, cut = self.rule(name), cut_of(name)
             missing = [part for part in rule.names if part not in tensors]
             if missing:
                 raise TrainingError(
                     f"names: checkpoint must hold {missing[0]!r} for {name!r}, got nothing there"
                 )
-            expected = [part.shape for part in rule.split(parameter.detach())]
-            for part, shape in zip(rule.names, expected, strict=True):
-                if tensors[part].shape != shape:
+            whole = torch.empty(cut.whole_shape(parameter.shape, tp_size), device="meta")
+            for part, expected in zip(rule.names, rule.split(whole), strict=True):
+                if tensors[part].shape != expected.shape:
                     raise TrainingError(
-                        f"names: {part!r} must be {list(shape)}, got {list(tensors[part].shape)}"
+                        f"names: {part!r} must be {list(expected.shape)}, got {list(tensors[part].shape)}"
                     )
+            merged = rule.merge([tensors[part].to(parameter.dtype) for part in rule.names])
             with torch.no_grad():
-                parameter.copy_(rule.merge([tensors[part].to(parameter.dtype) for part in rule.names]))
+                parameter.copy_(cut.part(merged, tp_rank, tp_size))
             used.update(rule.names)
         return used
 

@@ -1,4 +1,4 @@
-"""From logits to the loss of a micro-batch, and from a step's tokens to its metrics. No model, no optimizer.
+"""From logprobs to the loss of a micro-batch, and from a step's tokens to its metrics. No model, no optimizer.
 
     rewards -> credit (advantages, returns)               whole batch, `Targets`
     logprobs -> policy loss * correction - entropy bonus + reference penalty + value loss
@@ -6,7 +6,7 @@
 
 The parts are chosen by `AlgorithmConfig` and are pure functions of `relax.algorithms`. A micro-batch holds whole rows.
 
-Shapes: C completion tokens of the batch, N of a micro-batch, R rows, V vocabulary.
+Shapes: C completion tokens of the batch, N of a micro-batch, R rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from relax.algorithms import kl, losses, ratios
 from relax.algorithms.config import AlgorithmConfig
 from relax.algorithms.corrections import correct, truncated_weight
 from relax.algorithms.credit import Outcome, assign_credit
-from relax.algorithms.entropy import entropy
 from relax.algorithms.inputs import LossInputs
 from relax.algorithms.m2po import second_moment_mask
 from relax.algorithms.reduction import BatchTotals, token_weights
@@ -155,7 +154,7 @@ class StepTokens:
         shape = self.targets.rollout_logprobs_C
         self.trainer_logprobs_C, self.entropy_C = torch.zeros_like(shape), torch.zeros_like(shape)
         self.ratio_C, self.clipped_C = torch.zeros_like(shape), torch.zeros_like(shape)
-        self.weight_C, self.values_C = torch.ones_like(shape), torch.zeros_like(shape)
+        self.weight_C, self.values_C = torch.zeros_like(shape), torch.zeros_like(shape)
 
     def bound_second_moment(self, budget: float, gather: Callable[[Tensor], Tensor] | None = None) -> None:
         """Choose the tokens that count by M2PO; `proximal_logprobs_C` must be there, for the whole batch.
@@ -168,29 +167,6 @@ class StepTokens:
         log_ratio_C = ratios.log_ratio(self.proximal_logprobs_C, self.targets.rollout_logprobs_C, mask_C)
         here_M = log_ratio_C if mask_C is None else log_ratio_C[mask_C]
         self.counts_C = second_moment_mask(log_ratio_C, budget, mask_C, gather(here_M) if gather else None)
-
-    def micro_loss(
-        self,
-        logits_NV: Tensor,
-        target_N: Tensor,
-        algorithm: AlgorithmConfig,
-        values_N: Tensor | None = None,
-    ) -> Tensor:
-        """Return the micro-batch's part of the batch's loss; record what was seen."""
-        targets = self.targets
-        mask_C = targets.loss_mask_C
-        if mask_C is not None:
-            # What is masked may be anything, but log_softmax would turn one NaN into a NaN gradient of its row.
-            unusable_N = ~mask_C[target_N] & ~logits_NV.isfinite().all(-1)
-            logits_NV = logits_NV.masked_fill(unusable_N[:, None], 0.0)
-        scaled_NV = (
-            logits_NV.float() if targets.temperature == 1.0 else logits_NV.float() / targets.temperature
-        )
-        log_probs_NV = scaled_NV.log_softmax(-1)
-        logprobs_N = log_probs_NV.gather(1, targets.token_ids_C[target_N][:, None])[:, 0]
-        with torch.set_grad_enabled(algorithm.entropy_coef > 0 and torch.is_grad_enabled()):
-            entropy_N = entropy(log_probs_NV)
-        return self.loss_of(logprobs_N, entropy_N, target_N, algorithm, values_N)
 
     def loss_of(
         self,

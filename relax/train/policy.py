@@ -1,21 +1,21 @@
 """The policy that is trained: Hugging Face towers and Megatron-core language model, from and to one checkpoint format.
 
-It turns prompts into embeddings once for each group, and micro-batches into logits of the completion tokens. It
-computes no loss and updates nothing.
+It turns prompts into embeddings once for each group, and micro-batches into the hidden states that predict the
+completion tokens. It computes no loss and updates nothing. On several ranks each has its part of the language model;
+the towers are on those of the first stage.
 
 Shapes: P prompts, T tokens (padded), F = P * T flat prompt places, C completion tokens of the batch, N predicted
-tokens of a micro-batch, H hidden size, V vocabulary, S visual tokens, 3 rotary axes.
+tokens of a micro-batch, R tokens of a sequence on this rank, B sequences, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -23,84 +23,134 @@ from relax.errors import TrainingError
 from relax.models.inputs import PromptInputs
 from relax.models.thinker import collate, embed, load_thinker, train_towers
 from relax.train.batch import MicroBatch, RoutingShape
-from relax.train.language_model import DecoderInputs, ThinkerLanguageModel
+from relax.train.decoder_inputs import Completions, Predicted, PromptTable, lay_out, predicted, routed
+from relax.train.language_model import DecoderInputs, ThinkerLanguageModel, moe_layers
+from relax.train.mcore_compat import parallel_state
 from relax.train.names import NameMap
+from relax.train.ranks import GatherRows, World
 from relax.train.replay import ReplaySession, replay_routing
+from relax.train.shards import gather_whole, global_name
+from relax.train.vocabulary import VocabularyPart
 
 LANGUAGE_MODEL = "language_model."
 """What the names of the language model's parameters start with; the towers' are those of Hugging Face."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PromptTable:
-    """Embedded prompts of a batch, flat, from which micro-batches pick."""
+class MicroRun:
+    """One micro-batch on its way through this rank's layers, forward and later backward."""
 
-    embeds_FH: Tensor
-    position_ids_3F: Tensor
-    visual_rank_F: Tensor
-    """Index of a visual token's features in `deepstack`; -1 for other tokens."""
-    deepstack: list[Tensor]
-    """[S, H] for each of the first layers."""
-    next_position_P: Tensor
+    def __init__(
+        self, policy: OmniPolicy, inputs: DecoderInputs, predicted: Predicted, session: ReplaySession
+    ) -> None:
+        self._policy = policy
+        self._inputs = inputs
+        self._predicted = predicted
+        self.session = session
 
-    def leaves(self) -> PromptTable:
-        """Return a copy cut from the graph, whose gradients gather over micro-batches."""
-        return PromptTable(
-            embeds_FH=_leaf(self.embeds_FH),
-            position_ids_3F=self.position_ids_3F,
-            visual_rank_F=self.visual_rank_F,
-            deepstack=[_leaf(features) for features in self.deepstack],
-            next_position_P=self.next_position_P,
-        )
+    @property
+    def own_targets(self) -> Tensor:
+        """Which completion tokens of the batch this rank predicts, on the last stage."""
+        return self._predicted.target_N
 
-    def backward(self, leaves: PromptTable) -> None:
-        """Send the gradients that gathered in `leaves` on through the towers and the token embedding."""
-        pairs = [
-            (ours, leaf.grad)
-            for ours, leaf in zip(
-                (self.embeds_FH, *self.deepstack), (leaves.embeds_FH, *leaves.deepstack), strict=True
-            )
-            if ours.requires_grad and leaf.grad is not None
-        ]
-        torch.autograd.backward([ours for ours, _ in pairs], [grad for _, grad in pairs])
+    @property
+    def targets(self) -> Tensor:
+        """Those that all context parallel ranks predict, in the order of `joined`."""
+        return self._predicted.all_target_N
+
+    def forward(self, received_RBH: Tensor | None = None) -> Tensor:
+        """Return hidden states [R, B, H] for the next stage, or on the last one those [N, H] that predict."""
+        with self.session.forward():
+            hidden = self._policy.language_model.hidden_states(self._inputs, received_RBH)
+        return hidden.flatten(0, 1)[self._predicted.place_N] if self._policy.world.is_last_stage else hidden
+
+    def joined(self, values: Tensor) -> Tensor:
+        """Return values [N, ...] of `own_targets` of all context parallel ranks, those of `targets`."""
+        world = self._policy.world
+        if world.layout.cp == 1:
+            return values
+        return GatherRows.apply(values, self._predicted.counts, world.cp_group)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Run the backward pass of this micro-batch in the block: recompute then sees what the forward pass saw."""
+        self._policy.language_model.keep_visuals(self._inputs)
+        with self.session.backward():
+            yield
 
 
 class OmniPolicy(nn.Module):
-    """Towers and language model of one model directory, in fp32."""
+    """Towers and language model of one model directory, as far as they are this rank's."""
 
-    def __init__(self, model_dir: Path, *, freeze_towers: bool = False, recompute: bool = False) -> None:
-        """Load the directory.
+    def __init__(
+        self,
+        model_dir: Path,
+        world: World,
+        *,
+        freeze_towers: bool = False,
+        recompute: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Load the directory onto this rank's device.
 
         Raises:
             relax.models.errors.CheckpointError: files or tensors of the thinker are missing.
             TrainingError: the directory holds a tensor that the model does not have, or one of another shape.
+            ConfigError: the model cannot be cut by the layout.
         """
         super().__init__()
-        self._thinker = load_thinker(model_dir)
+        self.world = world
+        self._thinker = load_thinker(model_dir, dtype)
         hf, text_config = self._thinker.hf, self._thinker.hf.config.text_config
         # Of the Hugging Face module only the towers stay; its language model is Megatron's from here on.
         hf.model, hf.lm_head = nn.Module(), nn.Module()
+        if not world.is_first_stage:
+            hf.visual, hf.audio_tower = nn.Module(), nn.Module()
         train_towers(self._thinker, not freeze_towers)
         self.visual, self.audio_tower = hf.visual, hf.audio_tower
         tied = bool(getattr(hf.config, "tie_word_embeddings", False))
-        self.language_model = ThinkerLanguageModel(text_config, tied=tied, recompute=recompute)
-        self._frozen = freeze_towers
+        self.language_model = ThinkerLanguageModel(
+            text_config,
+            layout=world.layout,
+            stage=world.place.pp_rank,
+            tied=tied,
+            recompute=recompute,
+            dtype=dtype,
+        )
+        self._is_moe = moe_layers(text_config)
         self._files = tensor_files(model_dir)
         self._dtypes = self._load(model_dir)
+        self.to(world.device)
 
     @property
     def vocab_size(self) -> int:
         return self._thinker.spec.vocab_size
 
     @property
+    def routed_layers(self) -> list[int]:
+        """Layers of this stage that have experts, counted over the whole model."""
+        first = self.language_model.first_layer
+        end = first + len(self.language_model.decoder.layers)
+        return [layer for layer in range(first, end) if self._is_moe[layer]]
+
+    @property
     def routing_shape(self) -> RoutingShape | None:
-        """What the rollout's routing must look like; None for a dense model."""
-        config, routers = self.language_model.config, self.language_model.routers
-        if not routers:
+        """What the rollout's routing must look like on this rank; None for a stage without experts."""
+        config = self.language_model.config
+        if not self.routed_layers:
             return None
         return RoutingShape(
-            num_layers=len(routers), top_k=config.moe_router_topk, num_experts=config.num_moe_experts
+            num_layers=len(self.routed_layers),
+            top_k=config.moe_router_topk,
+            num_experts=config.num_moe_experts,
         )
+
+    @property
+    def vocabulary(self) -> VocabularyPart | None:
+        """Which words the language model's logits on this rank are of; None: all."""
+        ranks = self.world.layout.tp
+        if ranks == 1:
+            return None
+        return VocabularyPart(self.world.place.tp_rank * (self.vocab_size // ranks), self.world.tp_group)
 
     def towers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the towers' parameters."""
@@ -108,16 +158,30 @@ class OmniPolicy(nn.Module):
             if not name.startswith(LANGUAGE_MODEL):
                 yield name, parameter
 
+    def global_names(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the language model's parameters under names that count layers and experts over all ranks."""
+        for name, parameter in self.language_model.named_parameters():
+            yield self._global_name(name), parameter
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Return all weights under the directory's names and in its types; views where the layouts allow."""
+        """Return all weights under the directory's names and in its types; views where the layouts allow.
+
+        All ranks must call it; rank 0 gets the weights, the others nothing.
+        """
         tensors = self.checkpoint_names(self.state_dict())
-        return {name: tensors[name].to(dtype) for name, dtype in self._dtypes.items()}
+        return {name: tensors[name].to(dtype) for name, dtype in self._dtypes.items() if tensors}
 
     def checkpoint_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return tensors of the policy's names (weights, gradients) under the directory's names and layouts."""
+        """Return tensors of the policy's names (weights, gradients) under the directory's names and layouts.
+
+        All ranks must call it; rank 0 gets whole tensors, the others nothing.
+        """
         ours = {n.removeprefix(LANGUAGE_MODEL): t for n, t in tensors.items() if n.startswith(LANGUAGE_MODEL)}
-        decoder = ((name, tensor) for name, tensor in ours.items() if torch.is_tensor(tensor))
-        named = dict(self._name_map.to_checkpoint(decoder))
+        parts = {self._global_name(name): tensor for name, tensor in ours.items() if torch.is_tensor(tensor)}
+        whole = gather_whole(self.world, parts)
+        if self.world.rank:
+            return {}
+        named = dict(self._name_map.to_checkpoint(whole.items()))
         return named | {self._prefix + n: t for n, t in tensors.items() if not n.startswith(LANGUAGE_MODEL)}
 
     def files(self) -> dict[str, str]:
@@ -125,50 +189,66 @@ class OmniPolicy(nn.Module):
         return dict(self._files)
 
     def embed_prompts(self, prompts: Sequence[PromptInputs]) -> PromptTable:
-        """Run the towers once over the prompts; the result carries their graph unless they are frozen."""
-        batch = collate(prompts, self._thinker.spec, "right")
+        """Run the towers once over the prompts; the result carries their graph unless they are frozen.
+
+        All ranks of the stages must call it with the same prompts; past the first stage media are not looked at.
+        """
+        if not self.world.is_first_stage:
+            longest = max(len(prompt.token_ids) for prompt in prompts)
+            return self._share_positions(len(prompts), longest, None)
+        batch = collate(prompts, self._thinker.spec, "right").to(self.world.device)
         token_embeds = self.language_model.embed_tokens(batch.input_ids_BT)
         embedded = embed(self._thinker, batch, token_embeds)
         visual_F = embedded.visual_mask_BT.flatten()
-        rank_F = torch.where(visual_F, visual_F.long().cumsum(0) - 1, -1)
-        return PromptTable(
+        table = PromptTable(
             embeds_FH=embedded.inputs_embeds_BTH.flatten(0, 1),
-            position_ids_3F=embedded.position_ids_3BT.flatten(1),
-            visual_rank_F=rank_F,
+            position_ids_3F=embedded.position_ids_3BT.flatten(1).contiguous(),
+            visual_rank_F=torch.where(visual_F, visual_F.long().cumsum(0) - 1, -1),
             deepstack=embedded.deepstack,
             next_position_P=embedded.next_position_B,
         )
+        return self._share_positions(len(prompts), batch.input_ids_BT.shape[1], table)
 
-    def logits(
-        self, prompts: PromptTable, token_ids_C: Tensor, position_C: Tensor, micro: MicroBatch
-    ) -> Tensor:
-        """Return the logits [N, V] of the micro-batch's predicted tokens.
+    def begin(self, prompts: PromptTable, completions: Completions, micro: MicroBatch) -> MicroRun:
+        """Lay a micro-batch out on this rank, to be run forward and backward.
 
         Args:
             prompts: From `embed_prompts`, or its leaves.
-            token_ids_C: The batch's completion tokens, row after row.
-            position_C: Their rotary positions, the same on all axes.
-            micro: Which of them, and where.
+            completions: The batch's completion tokens, row after row.
+            micro: Which of them, and where; the experts that it names are replayed.
         """
-        return self.language_model.logits(self.predictors(prompts, token_ids_C, position_C, micro))
+        inputs = lay_out(self.language_model.embed_tokens, prompts, completions, micro, self.world)
+        return MicroRun(self, inputs, predicted(micro, self.world), self._replay(micro))
 
-    def predictors(
-        self, prompts: PromptTable, token_ids_C: Tensor, position_C: Tensor, micro: MicroBatch
-    ) -> Tensor:
-        """Return the hidden states [N, H] that logits and values of the predicted tokens are made of; see `logits`."""
-        inputs = decoder_inputs(self.language_model, prompts, token_ids_C, position_C, micro)
-        hidden_TBH = self.language_model.hidden_states(inputs)
-        return hidden_TBH.flatten(0, 1)[torch.from_numpy(micro.predictor_N)]
+    def _replay(self, micro: MicroBatch) -> ReplaySession:
+        routers = self.language_model.routers
+        if micro.experts_BTLK is None or not routers:
+            return ReplaySession((), (), None)
+        experts_NLK, counted_N = routed(micro, self.world)
+        return replay_routing(routers, experts_NLK, counted_N)
 
-    @contextmanager
-    def replaying(self, micro: MicroBatch) -> Iterator[ReplaySession]:
-        """Use the experts that the micro-batch names, if it does, in forward and backward."""
-        if micro.experts_BTLK is None:
-            yield ReplaySession((), 0)
-            return
-        experts, counted = torch.from_numpy(micro.experts_BTLK), torch.from_numpy(micro.segment_BT >= 0)
-        with replay_routing(self.language_model.routers, experts, counted) as session:
-            yield session
+    def _share_positions(self, num_prompts: int, longest: int, table: PromptTable | None) -> PromptTable:
+        """Send the first stage's rotary positions to the other stages."""
+        if self.world.layout.pp == 1 and table is not None:
+            return table
+        source, group = parallel_state.get_pipeline_model_parallel_first_rank(), self.world.pp_group
+        if table is None:
+            device = self.world.device
+            table = PromptTable(
+                embeds_FH=None,
+                position_ids_3F=torch.empty((3, num_prompts * longest), device=device),
+                visual_rank_F=torch.empty(0, dtype=torch.long, device=device),
+                deepstack=[],
+                next_position_P=torch.empty(num_prompts, device=device),
+            )
+        for positions in (table.position_ids_3F, table.next_position_P):
+            dist.broadcast(positions, source, group=group)
+        return table
+
+    def _global_name(self, name: str) -> str:
+        config = self.language_model.config
+        each = (config.num_moe_experts or 0) // self.world.layout.ep
+        return global_name(name, self.language_model.first_layer, self.world.place.ep_rank * each)
 
     def _load(self, model_dir: Path) -> dict[str, torch.dtype]:
         embedding = next((n for n in self._files if n.endswith("model.embed_tokens.weight")), None)
@@ -183,9 +263,11 @@ class OmniPolicy(nn.Module):
             head_size=config.kv_channels,
         )
         tensors = read_tensors(model_dir, self._files)
-        used = self._name_map.from_checkpoint(self.language_model.named_parameters(), tensors)
+        used = self._name_map.from_checkpoint(
+            self.global_names(), tensors, tp_rank=self.world.place.tp_rank, tp_size=self.world.layout.tp
+        )
         used |= {self._prefix + name for name, _ in self._tower_state()}
-        unknown = sorted(set(tensors) - used)
+        unknown = self._unused(sorted(tensors), used)
         if unknown:
             raise TrainingError(
                 f"load: {model_dir} must hold only tensors of the thinker, got {len(unknown)} others, "
@@ -193,37 +275,15 @@ class OmniPolicy(nn.Module):
             )
         return {name: tensor.dtype for name, tensor in tensors.items()}
 
+    def _unused(self, names: list[str], used: set[str]) -> list[str]:
+        """Return the names that no rank uses."""
+        uses = self.world.sum(torch.tensor([float(name in used) for name in names], device=self.world.device))
+        return [name for name, count in zip(names, uses.tolist(), strict=True) if not count]
+
     def _tower_state(self) -> Iterator[tuple[str, Tensor]]:
         for tower in ("visual", "audio_tower"):
             for name, tensor in getattr(self, tower).state_dict().items():
                 yield f"{tower}.{name}", tensor
-
-
-def decoder_inputs(
-    model: ThinkerLanguageModel,
-    prompts: PromptTable,
-    token_ids_C: Tensor,
-    position_C: Tensor,
-    micro: MicroBatch,
-) -> DecoderInputs:
-    """Lay a micro-batch's prompts and completions out as the decoder reads them."""
-    num_flat = len(prompts.embeds_FH)
-    prompt_TB = torch.from_numpy(micro.prompt_place_BT.T.copy())
-    completion_TB = torch.from_numpy(micro.completion_place_BT.T.copy())
-    is_completion_TB = completion_TB >= 0
-    inputs_M = completion_TB[is_completion_TB]
-    source_TB = prompt_TB.clamp(min=0)  # padding reads some prompt token; nothing looks at it
-    source_TB[is_completion_TB] = num_flat + torch.arange(len(inputs_M))
-    source = torch.cat((prompts.embeds_FH, model.embed_tokens(token_ids_C[inputs_M])))
-    position_3S = torch.cat((prompts.position_ids_3F, position_C[inputs_M].expand(3, -1)), dim=1)
-    places, features = _visual_places(prompts, prompt_TB)
-    return DecoderInputs(
-        embeds_TBH=source[source_TB],
-        position_ids_3BT=position_3S[:, source_TB.T],
-        hidden_B1TT=_hidden(micro),
-        deepstack=features,
-        visual_place_S=places,
-    )
 
 
 def tensor_files(model_dir: Path) -> dict[str, str]:
@@ -242,25 +302,3 @@ def read_tensors(model_dir: Path, files: dict[str, str]) -> dict[str, Tensor]:
         with safe_open(model_dir / file, framework="pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     return tensors
-
-
-def _visual_places(prompts: PromptTable, prompt_TB: Tensor) -> tuple[Tensor, list[Tensor]]:
-    flat = prompt_TB.flatten()
-    rank = torch.where(flat >= 0, prompts.visual_rank_F[flat.clamp(min=0)], -1)
-    places = (rank >= 0).nonzero()[:, 0]
-    if not len(places):
-        return places, []
-    return places, [features[rank[places]] for features in prompts.deepstack]
-
-
-def _hidden(micro: MicroBatch) -> Tensor | None:
-    if micro.num_branches <= 1:
-        return None
-    segment = micro.segment_BT
-    seen = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
-    seen &= np.tri(segment.shape[1], dtype=bool)
-    return torch.from_numpy(~seen[:, None])
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)

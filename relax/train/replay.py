@@ -5,7 +5,8 @@ a small difference in arithmetic picks other experts for some tokens and the two
 
 Source: Stabilizing MoE RL by Aligning Training and Inference Routers (arXiv:2510.11370).
 
-Shapes: T tokens of a sequence, B sequences, L layers with experts, K experts of a token, E experts.
+Shapes: N tokens of a micro-batch (T of a sequence times B sequences), L layers with experts of this rank, K experts
+of a token, E experts.
 """
 
 from __future__ import annotations
@@ -48,58 +49,72 @@ class CountingReplay(RouterReplay):
 
 
 class ReplaySession:
-    """One forward pass under replay, from inside `replay_routing`."""
+    """One micro-batch's experts, set for the time of its forward pass and again for that of its backward pass.
 
-    def __init__(self, replays: Sequence[CountingReplay], num_counted: int) -> None:
+    Between the two other micro-batches may run (pipeline parallelism). Without routers it does nothing.
+    """
+
+    def __init__(
+        self, replays: Sequence[CountingReplay], targets_NK: Sequence[Tensor], counted_N: Tensor | None
+    ) -> None:
         self._replays = replays
-        self._num_counted = num_counted
+        self._targets_NK = targets_NK
+        self._counted_N = counted_N
+        self._num_differing: list[Tensor] = []
 
-    def begin_backward(self) -> None:
-        """Replay the same experts when activation recompute runs the routers again; call before `backward`."""
-        for replay in self._replays:
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Use the experts while the block runs the layers forward, and count whose own choice differs."""
+        for replay, target_NK in zip(self._replays, self._targets_NK, strict=True):
+            replay.target_topk_idx = target_NK
+            replay.counted_N, replay.num_differing = self._counted_N, None
+            replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        try:
+            yield
+            self._num_differing += [r.num_differing for r in self._replays if r.num_differing is not None]
+        finally:
+            self._clear()
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Use the same experts while activation recompute runs the layers again in the block."""
+        for replay, target_NK in zip(self._replays, self._targets_NK, strict=True):
+            replay.replay_backward_list = [target_NK]
             replay.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+        try:
+            yield
+        finally:
+            self._clear()
 
     def count(self) -> tuple[int, int]:
         """Return (token-layers whose own top-k set is another one, token-layers that were counted)."""
-        differing = [replay.num_differing for replay in self._replays if replay.num_differing is not None]
-        return int(sum(differing)), self._num_counted * len(differing)
+        num_counted = 0 if self._counted_N is None else int(self._counted_N.sum())
+        return int(sum(self._num_differing)), num_counted * len(self._num_differing)
 
-
-@contextmanager
-def replay_routing(
-    routers: Sequence[TopKRouter], experts_BTLK: Tensor, counted_BT: Tensor | None = None
-) -> Iterator[ReplaySession]:
-    """Make these routers, and no others, use the given experts while the block runs.
-
-    Args:
-        routers: The model's routers, first layer first.
-        experts_BTLK: int64, distinct experts of every token of every layer, padding included.
-        counted_BT: bool, tokens whose own routing is compared with the given one; None: no comparison.
-
-    Raises:
-        TrainingError: the shape, the range or the distinctness of the experts is wrong.
-    """
-    _check(routers, experts_BTLK)
-    replays = [_own_replay(router) for router in routers]
-    counted_N = None if counted_BT is None else counted_BT.T.reshape(-1)
-    for layer, replay in enumerate(replays):
-        # Megatron flattens [T, B], sequence first; old targets would pile up in the backward list.
-        replay.clear_indices()
-        replay.counted_N, replay.num_differing = counted_N, None
-        replay.set_target_indices(experts_BTLK[:, :, layer].transpose(0, 1).flatten(0, 1).contiguous())
-        replay.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
-    try:
-        yield ReplaySession(replays, 0 if counted_N is None else int(counted_N.sum()))
-    finally:
-        for replay in replays:
+    def _clear(self) -> None:
+        for replay in self._replays:
             replay.clear_router_replay_action()
             replay.clear_indices()
             replay.counted_N = None
 
 
-def padding_experts(top_k: int) -> Tensor:
-    """Return experts for padding tokens: distinct, since dispatchers count on it."""
-    return torch.arange(top_k)
+def replay_routing(
+    routers: Sequence[TopKRouter], experts_NLK: Tensor, counted_N: Tensor | None = None
+) -> ReplaySession:
+    """Return a session in which these routers, and no others, use the given experts.
+
+    Args:
+        routers: Those of this rank, first layer first.
+        experts_NLK: int64, distinct for each token, one L for each router; tokens in the order in which the routers
+            see them: sequence first [T, B], of this rank's slice of the sequence.
+        counted_N: bool, tokens to count differences of; None: counts none.
+
+    Raises:
+        TrainingError: no routers, or experts of another shape, type or range.
+    """
+    _check(routers, experts_NLK)
+    targets_NK = [experts_NLK[:, layer].contiguous() for layer in range(len(routers))]
+    return ReplaySession([_own_replay(router) for router in routers], targets_NK, counted_N)
 
 
 def _own_replay(router: TopKRouter) -> CountingReplay:
@@ -113,18 +128,18 @@ def _own_replay(router: TopKRouter) -> CountingReplay:
     return router.router_replay
 
 
-def _check(routers: Sequence[TopKRouter], experts_BTLK: Tensor) -> None:
+def _check(routers: Sequence[TopKRouter], experts_NLK: Tensor) -> None:
     if not routers:
         raise TrainingError("replay_routing: the model must have routers, got a dense one")
     config = routers[0].config
     top_k, num_experts = config.moe_router_topk, config.num_moe_experts
-    shape = tuple(experts_BTLK.shape)
-    if len(shape) != 4 or shape[2:] != (len(routers), top_k) or experts_BTLK.dtype != torch.int64:
+    shape = tuple(experts_NLK.shape)
+    if len(shape) != 3 or shape[1:] != (len(routers), top_k) or experts_NLK.dtype != torch.int64:
         raise TrainingError(
-            f"replay_routing: experts must be int64 [sequences, tokens, {len(routers)}, {top_k}], "
-            f"got {experts_BTLK.dtype} {list(shape)}"
+            f"replay_routing: experts must be int64 [tokens, {len(routers)}, {top_k}], "
+            f"got {experts_NLK.dtype} {list(shape)}"
         )
-    ordered = experts_BTLK.sort(-1).values
+    ordered = experts_NLK.sort(-1).values
     if int(ordered[..., 0].min()) < 0 or int(ordered[..., -1].max()) >= num_experts:
         raise TrainingError(
             f"replay_routing: experts must be in [0, {num_experts}), got {int(ordered.min())} to {int(ordered.max())}"

@@ -1,17 +1,19 @@
 """The trainer: one optimizer step for each batch of complete groups, and the weights out of it.
 
-    check -> advantages -> towers once a prompt -> micro-batches (loss, backward) -> towers' backward
-          -> clip -> AdamW -> metrics
+    check -> towers once a prompt -> scores of the whole batch if the algorithm needs them -> advantages
+          -> micro-batches (loss, backward) -> towers' backward -> gradients summed over the ranks -> clip -> AdamW
+          -> metrics
 
-It talks to no queue. A batch that cannot be trained on is refused before anything changes; a step whose loss or
-gradient is not finite changes no weight, is counted, and says so in its metrics.
+It talks to no queue. On several ranks each calls the same methods in the same order; batches differ in the rows that
+a rank trains. A batch that cannot be trained on is refused before anything changes; a step whose loss or gradient is
+not finite changes no weight, is counted, and says so in its metrics.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,15 @@ from torch import Tensor
 
 from relax.algorithms.config import AlgorithmConfig
 from relax.models.snapshot import write_snapshot
-from relax.train.batch import MicroBatch, TrainBatch, check_batch, plan_micro_batches
+from relax.train.batch import (
+    CutRules,
+    MicroBatch,
+    TrainBatch,
+    check_batch,
+    empty_micro_batch,
+    plan_micro_batches,
+    prompt_routes,
+)
 from relax.train.checkpoint import (
     read_checkpoint,
     read_tensors_beside,
@@ -30,18 +40,24 @@ from relax.train.checkpoint import (
 )
 from relax.train.config import TrainerConfig, lr_multiplier
 from relax.train.critic import Critic
+from relax.train.decoder_inputs import Completions, PromptTable
+from relax.train.gradients import is_finite
 from relax.train.objective import StepTokens, Targets
-from relax.train.policy import OmniPolicy, PromptTable
+from relax.train.optimizer import Weights
+from relax.train.pipeline import Pipeline
+from relax.train.policy import OmniPolicy
 from relax.train.runtime import start_parallel
 from relax.train.scoring import score
+from relax.train.tasks import BatchPass, TrainingTask
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CRITIC_FILE = "critic.safetensors"
 """File of a checkpoint with the value head and its optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What a step saw, under the weights before it."""
+    """What a step saw, under the weights before it: of the whole batch, on every rank."""
 
     metrics: dict[str, float]
     advantages: list[np.ndarray]
@@ -53,11 +69,13 @@ class StepResult:
 
 
 class Trainer:
-    """A policy and its optimizer.
+    """A policy and its optimizer, as far as they are this rank's.
 
     Attributes:
+        world: This rank's place among the trainer's processes.
         policy: The model that is trained.
-        critic: Its value head; None unless the advantages need one.
+        critic: Its value head, on every rank; None unless the advantages need one.
+        weights: Its trained parameters, their masters and AdamW.
         num_steps: Optimizer steps that changed the weights.
         num_skipped_steps: Steps that did not, because the loss or the gradient was not finite.
     """
@@ -68,17 +86,30 @@ class Trainer:
         self._model_dir = Path(model_dir)
         self._config = config
         self._algorithm = algorithm
+        self._dtype = DTYPES[config.dtype]
         torch.set_num_threads(config.num_threads)
-        start_parallel(seed)
+        self.world = start_parallel(seed, config.layout, deadline_s=config.rank_deadline_s)
         self.policy = OmniPolicy(
-            self._model_dir, freeze_towers=config.freeze_towers, recompute=config.recompute
+            self._model_dir,
+            self.world,
+            freeze_towers=config.freeze_towers,
+            recompute=config.recompute,
+            dtype=self._dtype,
         )
         self._reference = self._load_reference() if algorithm.kl_coef else None
-        self.optimizer = _optimizer(self.policy, config)
-        hidden_size = self.policy.language_model.config.hidden_size
-        self.critic = Critic(hidden_size, algorithm.critic) if algorithm.has_critic else None
+        self._pipeline = Pipeline(self.world, self._dtype)
+        self.weights = Weights(self.policy, config)
+        self.critic: Critic | None = None
+        if algorithm.has_critic:
+            hidden_size = self.policy.language_model.config.hidden_size
+            self.critic = Critic(hidden_size, algorithm.critic).to(self.world.device)
         self.num_steps = 0
         self.num_skipped_steps = 0
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW over the masters whose state is on this rank."""
+        return self.weights.optimizer
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """Train one step on a batch. Blocks; changes the weights unless the metrics say `step_skipped`.
@@ -91,30 +122,23 @@ class Trainer:
         routing = self.policy.routing_shape if self._config.routing_replay else None
         check_batch(batch, self.policy.vocab_size, routing)
         targets = Targets.from_batch(batch, self._algorithm)
-        micro_batches = plan_micro_batches(
-            batch,
-            max_tokens=self._config.max_tokens_per_micro_batch,
-            share_prompts=self._config.share_prompts,
-            routing=routing,
-        )
+        micro_batches = self._cut(batch)
         planned = time.perf_counter()
         ref_logprobs_C = self._reference_logprobs(batch, targets, micro_batches)
         referred = time.perf_counter()
-        prompts = self.policy.embed_prompts(batch.prompts)
+        prompts = self.policy.embed_prompts(batch.own_prompts)
         embedded = time.perf_counter()
         tokens = self._step_tokens(batch, prompts, targets, micro_batches, ref_logprobs_C)
-        targets = tokens.targets
         scored = time.perf_counter()
+        tokens = _moved(tokens, self.world.device)
         routing_metrics = self._accumulate(batch, prompts, tokens, micro_batches)
+        self._share(tokens)
+        tokens = _moved(tokens, torch.device("cpu"))
         accumulated = time.perf_counter()
         update_metrics = self._update(tokens.loss)
         done = time.perf_counter()
-        metrics = tokens.metrics() | routing_metrics | update_metrics
+        metrics = tokens.metrics() | routing_metrics | update_metrics | self._sizes(batch, micro_batches)
         metrics |= {
-            "num_rows": float(batch.num_rows),
-            "num_micro_batches": float(len(micro_batches)),
-            "num_sequence_tokens": float(sum((m.segment_BT >= 0).sum() for m in micro_batches)),
-            "num_padded_tokens": float(sum(m.segment_BT.size for m in micro_batches)),
             "plan_s": planned - started,
             "reference_s": referred - planned,
             "embed_s": embedded - referred,
@@ -125,41 +149,75 @@ class Trainer:
         }
         return StepResult(
             metrics=metrics,
-            advantages=targets.by_row(targets.advantages_C),
-            trainer_logprobs=targets.by_row(tokens.trainer_logprobs_C),
-            importance_ratio=targets.row_means(tokens.ratio_C).numpy(),
+            advantages=tokens.targets.by_row(tokens.targets.advantages_C),
+            trainer_logprobs=tokens.targets.by_row(tokens.trainer_logprobs_C),
+            importance_ratio=tokens.targets.row_means(tokens.ratio_C).numpy(),
         )
 
     def publish(self, snapshot_dir: Path, policy_version: int) -> None:
-        """Write the weights as a snapshot that appears whole or not at all."""
-        write_snapshot(snapshot_dir, self.policy.checkpoint_tensors(), policy_version, durable=False)
+        """Write the weights as a snapshot that appears whole or not at all. All ranks must call it."""
+        tensors = self.policy.checkpoint_tensors()
+        if self.world.rank == 0:
+            write_snapshot(snapshot_dir, tensors, policy_version, durable=False)
+        self.world.wait_for_all()
 
     def save_pretrained(self, directory: Path) -> None:
-        """Write a Hugging Face directory: the weights, and every other file of the model directory as it was."""
-        write_pretrained(directory, self._model_dir, self.policy.checkpoint_tensors(), self.policy.files())
+        """Write a Hugging Face directory: the weights, and every other file of the model directory as it was.
+
+        All ranks must call it.
+        """
+        tensors = self.policy.checkpoint_tensors()
+        if self.world.rank == 0:
+            write_pretrained(directory, self._model_dir, tensors, self.policy.files())
+        self.world.wait_for_all()
 
     def save_checkpoint(self, directory: Path) -> None:
-        """Write a Megatron checkpoint from which `load_checkpoint` goes on exactly; replaces an older one there."""
+        """Write a Megatron checkpoint from which `load_checkpoint` goes on exactly; replaces an older one there.
+
+        All ranks must call it.
+        """
         state = {"num_steps": self.num_steps, "num_skipped_steps": self.num_skipped_steps}
         beside = {} if self.critic is None else {CRITIC_FILE: self.critic.tensors()}
-        write_checkpoint(directory, self.policy, self.optimizer, state, beside)
+        write_checkpoint(directory, self.policy, self.weights, state, beside)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Go on from a checkpoint: weights, optimizer, critic if there is one, step counts and random state.
+
+        All ranks must call it.
 
         Raises:
             TrainingError: there is no checkpoint, or one of another model, or one without the critic.
         """
         if self.critic is not None:
             self.critic.load(read_tensors_beside(directory, CRITIC_FILE))
-        state = read_checkpoint(directory, self.policy, self.optimizer)
+        state = read_checkpoint(directory, self.policy, self.weights)
         self.num_steps = state["num_steps"]
         self.num_skipped_steps = state["num_skipped_steps"]
 
     def _load_reference(self) -> OmniPolicy:
         """Return a frozen copy of the model that training starts from."""
-        reference = OmniPolicy(self._model_dir, freeze_towers=True)
+        reference = OmniPolicy(self._model_dir, self.world, freeze_towers=True, dtype=self._dtype)
         return reference.requires_grad_(False).eval()
+
+    def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
+        """Return this rank's micro-batches, alike on all stages; as many as any rank has where ranks share experts."""
+        layout = self.world.layout
+        rules = CutRules(
+            max_tokens=self._config.max_tokens_per_micro_batch,
+            share_prompts=self._config.share_prompts,
+            packing=self._config.packing,
+            multiple=layout.length_multiple,
+            routing=self.policy.routing_shape if self._config.routing_replay else None,
+        )
+        routes = None
+        if self._config.routing_replay and layout.pp > 1:
+            of_stages = self.world.of_all_stages(torch.from_numpy(prompt_routes(batch)))
+            routes = of_stages.transpose(0, 1).numpy()
+        micro_batches = plan_micro_batches(batch, rules, routes)
+        if layout.ep > 1:
+            missing = self.world.largest(len(micro_batches)) - len(micro_batches)
+            micro_batches += [empty_micro_batch(rules)] * missing
+        return micro_batches
 
     @torch.no_grad()
     def _reference_logprobs(
@@ -168,15 +226,9 @@ class Trainer:
         """Return the reference's logprobs [C], under its own routing; None when there is no reference."""
         if self._reference is None:
             return None
-        prompts = self._reference.embed_prompts(batch.prompts)
-        position_C = _positions(batch, prompts, targets)
-        logprobs_C = torch.zeros_like(targets.rollout_logprobs_C)
-        for micro in micro_batches:
-            logits_NV = self._reference.logits(prompts, targets.token_ids_C, position_C, micro)
-            target_N = torch.from_numpy(micro.target_N)
-            log_probs_NV = (logits_NV.float() / targets.temperature).log_softmax(-1)
-            logprobs_C[target_N] = log_probs_NV.gather(1, targets.token_ids_C[target_N][:, None])[:, 0]
-        return logprobs_C
+        over = self._pass(batch, self._reference, self._reference.embed_prompts(batch.own_prompts), targets)
+        unrouted = [replace(micro, experts_BTLK=None) for micro in micro_batches]
+        return score(self._pipeline, over, unrouted, _moved(targets, self.world.device)).logprobs_C
 
     def _step_tokens(
         self,
@@ -186,12 +238,15 @@ class Trainer:
         micro_batches: list[MicroBatch],
         ref_logprobs_C: Tensor | None,
     ) -> StepTokens:
-        """Return the step's tokens with the advantages, and with what needs the whole batch before the first loss."""
+        """Return the step's tokens with the advantages, and with what needs the whole batch before the first loss.
+
+        Every rank has the light columns and the scores of all rows, so that all compute the same.
+        """
         algorithm = self._algorithm
         logprobs_C = values_C = None
         if algorithm.needs_scores:
-            position_C = _positions(batch, prompts, targets)
-            scores = score(self.policy, self.critic, prompts, targets, position_C, micro_batches)
+            over = self._pass(batch, self.policy, prompts, targets)
+            scores = score(self._pipeline, over, micro_batches, _moved(targets, self.world.device))
             logprobs_C, values_C = scores.logprobs_C, scores.values_C
         if algorithm.has_late_credit:
             targets = targets.credited(algorithm, ref_logprobs_C=ref_logprobs_C, values_C=values_C)
@@ -209,89 +264,99 @@ class Trainer:
         self, batch: TrainBatch, prompts: PromptTable, tokens: StepTokens, micro_batches: list[MicroBatch]
     ) -> dict[str, float]:
         """Run all micro-batches forward and backward; gradients add up in the parameters."""
-        self._zero_gradients()
-        targets = tokens.targets
-        position_C = _positions(batch, prompts, targets)
+        self.weights.zero_gradients()
+        if self.critic is not None:
+            self.critic.forget_gradients()
         leaves = prompts.leaves()
-        num_differing, num_counted = 0, 0
-        for micro in micro_batches:
-            with self.policy.replaying(micro) as session:
-                hidden_NH = self.policy.predictors(leaves, targets.token_ids_C, position_C, micro)
-                logits_NV = self.policy.language_model.logits(hidden_NH)
-                values_N = None if self.critic is None else self.critic.values(hidden_NH)
-                loss = tokens.micro_loss(
-                    logits_NV, torch.from_numpy(micro.target_N), self._algorithm, values_N
-                )
-                session.begin_backward()
-                loss.backward()
-            differing, counted = session.count()
-            num_differing, num_counted = num_differing + differing, num_counted + counted
+        over = self._pass(batch, self.policy, leaves, tokens.targets)
+        tasks = [TrainingTask(over, micro, tokens, self._algorithm) for micro in micro_batches]
+        self._pipeline.train(tasks)
         prompts.backward(leaves)
+        counts = [sum(each) for each in zip(*(task.routing_count for task in tasks), strict=True)]
+        summed = self.world.sum(torch.tensor(counts, dtype=torch.float64, device=self.world.device))
+        num_differing, num_counted = summed.tolist()
         return {"routing_mismatch": num_differing / num_counted} if num_counted else {}
+
+    def _share(self, tokens: StepTokens) -> None:
+        """Give all ranks what was recorded of every token of the batch, and the loss of all of them."""
+        if self.world.size == 1:
+            return
+        whole = self.world.of_all_rows
+        for item in fields(tokens):
+            value = getattr(tokens, item.name)
+            if not item.init and isinstance(value, Tensor):
+                setattr(tokens, item.name, whole(value))
+        losses = whole(torch.tensor([tokens.loss, tokens.value_loss], dtype=torch.float64))
+        tokens.loss, tokens.value_loss = losses.tolist()
 
     def _update(self, loss: float) -> dict[str, float]:
         """Clip and apply the gradients, or leave the weights alone when they are not finite."""
-        norm = torch.nn.utils.get_total_norm(self._gradients())
-        skipped = not (math.isfinite(loss) and bool(torch.isfinite(norm)))
-        multiplier = lr_multiplier(self._config, self.num_steps + 1)
+        config = self._config
+        self.weights.gradients.add_up()
+        norm = self.weights.gradients.norm()
+        skipped = not is_finite(loss, norm)
+        multiplier = lr_multiplier(config, self.num_steps + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = group["full_lr"] * multiplier
         if skipped:
             self.num_skipped_steps += 1
         else:
-            if self._config.max_grad_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters(), self._config.max_grad_norm, norm)
-            self.optimizer.step()
+            self.weights.step(norm, config.max_grad_norm)
             self.num_steps += 1
-        critic = {} if self.critic is None else self.critic.update(multiplier, skip=skipped)
-        rates = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
+        critic: dict[str, float] = {}
+        if self.critic is not None:
+            self.critic.add_up(self.world)
+            critic = self.critic.update(multiplier, skip=skipped)
         return {
             "grad_norm": float(norm),
-            "lr": rates["language_model"],
-            "tower_lr": rates.get("towers", 0.0),
+            "lr": config.lr * multiplier,
+            "tower_lr": 0.0 if config.freeze_towers else (config.tower_lr or config.lr) * multiplier,
             "step_skipped": float(skipped),
             "num_skipped_steps": float(self.num_skipped_steps),
             "num_steps": float(self.num_steps),
             **critic,
         }
 
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+    def _pass(
+        self, batch: TrainBatch, policy: OmniPolicy, prompts: PromptTable, targets: Targets
+    ) -> BatchPass:
+        """Return a pass of a policy over the batch; positions of completions are those of this rank's rows."""
+        device = self.world.device
+        own_index = np.searchsorted(batch.own_groups, np.array(batch.groups, np.int64))
+        prompt_R = torch.from_numpy(own_index).clamp(max=len(batch.own_groups) - 1).to(device)
+        row_C, offset_C = targets.row_C.to(device), targets.offset_C.to(device)
+        completions = Completions(
+            token_ids_C=targets.token_ids_C.to(device),
+            position_C=prompts.next_position_P[prompt_R[row_C]] + offset_C,
+        )
+        critic = self.critic if policy is self.policy else None
+        return BatchPass(policy=policy, prompts=prompts, completions=completions, critic=critic)
 
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+    def _sizes(self, batch: TrainBatch, micro_batches: list[MicroBatch]) -> dict[str, float]:
+        """Return the sizes of the step; tokens of all data parallel ranks, micro-batches of this one."""
+        held = torch.tensor(
+            [
+                float(sum((micro.segment_BT >= 0).sum() for micro in micro_batches)),
+                float(sum(micro.segment_BT.size for micro in micro_batches)),
+            ],
+            dtype=torch.float64,
+        )
+        num_tokens, num_padded = self.world.of_all_rows(held).tolist()
+        return {
+            "num_rows": float(batch.num_rows),
+            "num_micro_batches": float(len(micro_batches)),
+            "num_sequence_tokens": num_tokens,
+            "num_padded_tokens": num_padded,
+        }
 
-    def _zero_gradients(self) -> None:
-        """Set every gradient to zero; a tower without input in a step then gets a zero gradient, not none."""
-        for parameter in self._parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        torch._foreach_zero_(self._gradients())
-        if self.critic is not None:
-            self.critic.forget_gradients()
 
-
-def _positions(batch: TrainBatch, prompts: PromptTable, targets: Targets) -> Tensor:
-    """Return the rotary position of each completion token, [C]."""
-    groups_R = torch.from_numpy(np.array(batch.groups, np.int64))
-    return prompts.next_position_P[groups_R][targets.row_C] + targets.offset_C
-
-
-def _optimizer(policy: OmniPolicy, config: TrainerConfig) -> torch.optim.AdamW:
-    """Return AdamW over the trained parameters: language model and towers apart, matrices with weight decay."""
-    groups: list[dict[str, Any]] = []
-    parts = {
-        "language_model": (dict(policy.language_model.named_parameters()), config.lr),
-        "towers": (dict(policy.towers()), config.tower_lr or config.lr),
-    }
-    for name, (parameters, lr) in parts.items():
-        trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
-        for decay, chosen in (
-            (config.weight_decay, [p for p in trained if p.dim() > 1]),
-            (0.0, [p for p in trained if p.dim() <= 1]),
-        ):
-            if chosen:
-                groups.append(
-                    {"params": chosen, "lr": lr, "full_lr": lr, "weight_decay": decay, "name": name}
-                )
-    return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
+def _moved(record: Any, device: torch.device) -> Any:
+    """Return a copy of a dataclass whose tensors, and those of dataclasses in it, are on a device."""
+    moved = copy(record)
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, Tensor):
+            object.__setattr__(moved, item.name, value.to(device))
+        elif is_dataclass(value):
+            object.__setattr__(moved, item.name, _moved(value, device))
+    return moved

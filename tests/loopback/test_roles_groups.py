@@ -17,7 +17,7 @@ from relax.algorithms.config import AlgorithmConfig
 from relax.algorithms.sections import SamplingConfig
 from relax.config import RunConfig
 from relax.records import ACTOR_READS, INSTANT, PER_TOKEN, RECORDED, STRINGS, TOKENS, RunShape, table_specs
-from relax.roles.groups import GroupCollector, Harvest
+from relax.roles.groups import GroupCollector, Harvest, shared_out
 from relax.roles.service import Service
 from tests.kit.control import FakeMember
 
@@ -201,3 +201,19 @@ def test_without_dynamic_sampling_all_groups_are_taken(service, uri):
         harvest = collect(service)
         assert groups_of(harvest) == ["g0", "g1"]
         assert harvest.metrics == {}
+
+
+def test_shared_out_rows_keep_groups_whole_and_ranks_even() -> None:
+    """The longest group goes alone, and no rank goes without."""
+    sizes = {"g0": 2, "g1": 9, "g2": 3, "g3": 3}
+    table = pa.table(
+        {
+            "group_id": [group_id for group_id in sizes for _ in range(GROUP)],
+            "prompt_token_ids": pa.array([[1]] * 8, TOKENS),
+            "completion_token_ids": pa.array([[2] * n for n in sizes.values() for _ in range(GROUP)], TOKENS),
+        }
+    )
+    rows, counts = shared_out(table, 2)
+    assert rows["group_id"].to_pylist() == ["g1", "g1", "g2", "g2", "g3", "g3", "g0", "g0"]
+    assert counts == (2, 6)
+    assert shared_out(table, 4)[1] == (2, 2, 2, 2)

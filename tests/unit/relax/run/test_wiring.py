@@ -14,6 +14,8 @@ from relax.errors import ConfigError, WiringError
 from relax.records import WRITES
 from relax.rollout.sglang_config import SGLangConfig
 from relax.run.wiring import build_tables, check_columns, check_wiring
+from relax.train.config import TrainerConfig
+from relax.train.layout import LayoutConfig
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,10 @@ def test_check_wiring_accepts_the_defaults():
             RunConfig(rollout=RolloutConfig(engine="sglang", num_workers=2, engine_urls=["http://a:1"])),
             "rollout.engine_urls: must be at least rollout.num_workers=2, got 1; "
             "a server's weights belong to one rollout service",
+        ),
+        (
+            RunConfig(prompts_per_step=3, actor=TrainerConfig(layout=LayoutConfig(dp=4))),
+            "prompts_per_step: must be at least actor.layout.dp=4, for each rank trains whole groups, got 3",
         ),
         (
             RunConfig(rollout=RolloutConfig(reward="exact")),
@@ -143,3 +149,11 @@ def test_check_wiring_says_how_to_get_sglang(tmp_path):
     check_wiring(
         RunConfig(rollout=RolloutConfig(engine="sglang", sglang=options, engine_urls=["http://a:1"]))
     )
+
+
+def test_check_wiring_refuses_a_layout_that_the_model_cannot_be_cut_by(tiny_dir):
+    """Sizes are read from the model directory before any process starts."""
+    config = RunConfig(model=ModelConfig(path=str(tiny_dir)), actor=TrainerConfig(layout=LayoutConfig(ep=3)))
+    with pytest.raises(ConfigError) as caught:
+        check_wiring(config)
+    assert str(caught.value) == "actor.layout.ep: must divide the model's experts, 4, got 3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,14 @@ def one_thread() -> None:
 def thinker_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bare thinker (names without prefix): grouped queries, a dense layer between, two deepstack layers."""
     directory = tmp_path_factory.mktemp("thinker")
+    return make_thinker(directory, thinker_config())
+
+
+def make_thinker(directory: Path, config: Qwen3OmniMoeThinkerConfig) -> Path:
+    """Write a thinker with random weights, always the same ones."""
     torch.manual_seed(0)
     hf_logging.disable_progress_bar()
-    model = Qwen3OmniMoeThinkerForConditionalGeneration(_thinker_config())
+    model = Qwen3OmniMoeThinkerForConditionalGeneration(config)
     model.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_text(
         json.dumps({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.25, 0.2]})
@@ -59,37 +65,40 @@ def omni_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_batch(thinker_dir: Path) -> BatchMaker:
     """Return a function that makes up a batch for `thinker_dir`."""
-    spec = ThinkerSpec.from_pretrained(thinker_dir)
+    return partial(make_train_batch, ThinkerSpec.from_pretrained(thinker_dir))
 
-    def make(
-        seed: int = 0,
-        num_groups: int = 4,
-        group_size: int = 3,
-        kinds: Sequence[Sequence[str]] = MIXED,
-        routed: bool = False,
-    ) -> TrainBatch:
-        rng = np.random.default_rng(seed)
-        prompts = [make_prompt(rng, kinds[i % len(kinds)], spec) for i in range(num_groups)]
-        groups = np.repeat(np.arange(num_groups, dtype=np.int32), group_size)
-        completions = [rng.integers(10, 400, rng.integers(1, 5)).astype(np.int32) for _ in groups]
-        logprobs = [-rng.uniform(4, 8, len(tokens)).astype(np.float32) for tokens in completions]
-        experts: list[np.ndarray | None] = [None] * len(groups)
-        if routed:
-            of_prompt = [make_experts(rng, len(prompt.token_ids)) for prompt in prompts]
-            experts = [
-                np.concatenate([of_prompt[group], make_experts(rng, len(tokens) - 1)])
-                for group, tokens in zip(groups, completions, strict=True)
-            ]
-        return TrainBatch(
-            prompts=prompts,
-            groups=groups,
-            completion_token_ids=completions,
-            rollout_logprobs=logprobs,
-            routed_experts=experts,
-            rewards=rng.random(len(groups)).astype(np.float32),
-        )
 
-    return make
+def make_train_batch(
+    spec: ThinkerSpec,
+    seed: int = 0,
+    num_groups: int = 4,
+    group_size: int = 3,
+    *,
+    kinds: Sequence[Sequence[str]] = MIXED,
+    routed: bool = False,
+    num_experts: int = NUM_EXPERTS,
+) -> TrainBatch:
+    """Make up a batch; with `routed` each token has random experts in the two layers that have some."""
+    rng = np.random.default_rng(seed)
+    prompts = [make_prompt(rng, kinds[i % len(kinds)], spec) for i in range(num_groups)]
+    groups = np.repeat(np.arange(num_groups, dtype=np.int32), group_size)
+    completions = [rng.integers(10, 400, rng.integers(1, 5)).astype(np.int32) for _ in groups]
+    logprobs = [-rng.uniform(4, 8, len(tokens)).astype(np.float32) for tokens in completions]
+    experts: list[np.ndarray | None] = [None] * len(groups)
+    if routed:
+        of_prompt = [make_experts(rng, len(prompt.token_ids), num_experts) for prompt in prompts]
+        experts = [
+            np.concatenate([of_prompt[group], make_experts(rng, len(tokens) - 1, num_experts)])
+            for group, tokens in zip(groups, completions, strict=True)
+        ]
+    return TrainBatch(
+        prompts=prompts,
+        groups=groups,
+        completion_token_ids=completions,
+        rollout_logprobs=logprobs,
+        routed_experts=experts,
+        rewards=rng.random(len(groups)).astype(np.float32),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -105,9 +114,9 @@ def plain(thinker_dir: Path) -> PlainPolicy:
     return PlainPolicy(thinker_dir)
 
 
-def make_experts(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
+def make_experts(rng: np.random.Generator, num_tokens: int, num_experts: int = NUM_EXPERTS) -> np.ndarray:
     """Return random distinct experts for each token of the two layers that have some."""
-    order = np.argsort(rng.random((num_tokens, 2, NUM_EXPERTS)), axis=-1)
+    order = np.argsort(rng.random((num_tokens, 2, num_experts)), axis=-1)
     return order[..., :TOP_K].astype(np.uint8)
 
 
@@ -138,8 +147,8 @@ def _medium(rng: np.random.Generator, kind: str, spec: ThinkerSpec) -> tuple[Enc
     return encoded, int(grid.prod()) // 4
 
 
-def _thinker_config() -> Qwen3OmniMoeThinkerConfig:
-    text = {
+def thinker_config(**text_changes: object) -> Qwen3OmniMoeThinkerConfig:
+    text: dict[str, object] = {
         "vocab_size": 512,
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -163,6 +172,7 @@ def _thinker_config() -> Qwen3OmniMoeThinkerConfig:
         "pad_token_id": 0,
         "eos_token_id": 2,
     }
+    text |= text_changes
     vision = {
         "depth": 3,
         "hidden_size": 32,

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from relax.errors import TrainingError
-from relax.train.batch import RoutingShape, TrainBatch, check_batch, plan_micro_batches
+from relax.train.batch import (
+    CutRules,
+    RoutingShape,
+    TrainBatch,
+    check_batch,
+    plan_micro_batches,
+    prompt_routes,
+)
 
 ROUTING = RoutingShape(num_layers=2, top_k=2, num_experts=5)
 
@@ -79,7 +86,9 @@ def test_check_batch_refuses_lists_of_different_lengths(make_batch) -> None:
 def test_plan_predicts_every_token_once(make_batch, share_prompts, max_tokens) -> None:
     """Whatever the cutting, each completion token is predicted exactly once, from the token before it."""
     batch = make_batch(routed=True)
-    micros = plan_micro_batches(batch, max_tokens=max_tokens, share_prompts=share_prompts, routing=ROUTING)
+    micros = plan_micro_batches(
+        batch, CutRules(max_tokens=max_tokens, share_prompts=share_prompts, routing=ROUTING)
+    )
     targets = np.sort(np.concatenate([micro.target_N for micro in micros]))
     np.testing.assert_array_equal(targets, np.arange(sum(map(len, batch.completion_token_ids))))
     for micro in micros:
@@ -95,16 +104,60 @@ def test_plan_shares_a_prompt_only_among_rows_routed_alike(make_batch) -> None:
     """A row whose prompt took other experts gets a sequence of its own."""
     batch = make_batch(num_groups=1, group_size=3, routed=True)
     batch.routed_experts[1][0, 0] = batch.routed_experts[1][0, 0][::-1]
-    (micro,) = plan_micro_batches(batch, max_tokens=10_000, share_prompts=True, routing=ROUTING)
+    (micro,) = plan_micro_batches(batch, CutRules(max_tokens=10_000, routing=ROUTING))
     assert len(micro.segment_BT) > 1
-    (micro,) = plan_micro_batches(batch, max_tokens=10_000, share_prompts=True, routing=None)
+    (micro,) = plan_micro_batches(batch, CutRules(max_tokens=10_000))
     assert len(micro.segment_BT) == 1
+
+
+def test_plan_follows_the_routes_of_all_stages_where_they_are_given(make_batch) -> None:
+    """Two stages of which one sees a difference cut alike, whatever a stage's own layers say."""
+    batch = make_batch(num_groups=1, group_size=3, routed=True)
+    unlike = make_batch(num_groups=1, group_size=3, routed=True)
+    unlike.routed_experts[1][0, 0] = unlike.routed_experts[1][0, 0][::-1]
+    routes = np.stack([prompt_routes(batch), prompt_routes(unlike)], axis=1)
+    rules = CutRules(max_tokens=10_000, routing=ROUTING)
+    plans = [plan_micro_batches(each, rules, routes) for each in (batch, unlike)]
+    (first,), (second,) = plans
+    assert len(first.segment_BT) == 3
+    assert (first.segment_BT == second.segment_BT).all()
+    assert len(plan_micro_batches(batch, rules)[0].segment_BT) == 1
 
 
 def test_plan_puts_distinct_experts_into_padding(make_batch) -> None:
     """Dispatchers count on it."""
     batch = make_batch(routed=True)
-    (micro,) = plan_micro_batches(batch, max_tokens=10_000, share_prompts=True, routing=ROUTING)
+    (micro,) = plan_micro_batches(batch, CutRules(max_tokens=10_000, routing=ROUTING))
     padding = micro.experts_BTLK[micro.segment_BT < 0]
     assert len(padding)
     assert (padding == np.arange(2)).all()
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_packing_leaves_no_padding_but_at_the_end(make_batch, share_prompts) -> None:
+    """Sequences follow one another, within the budget, and the same tokens are predicted."""
+    batch = make_batch()
+    rules = CutRules(max_tokens=90, share_prompts=share_prompts, packing=True, multiple=4)
+    micros = plan_micro_batches(batch, rules)
+    targets = np.sort(np.concatenate([micro.target_N for micro in micros]))
+    np.testing.assert_array_equal(targets, np.arange(sum(map(len, batch.completion_token_ids))))
+    assert len(micros) > 1
+    for micro in micros:
+        assert micro.segment_BT.shape[0] == 1
+        length = micro.segment_BT.shape[1]
+        assert length % 4 == 0
+        assert length <= 90 or len(micro.bounds) <= 3  # a longer sequence goes alone
+        assert (micro.bounds[0], micro.bounds[-1]) == (0, length)
+        padding = np.flatnonzero(micro.segment_BT[0] < 0)
+        assert padding.tolist() == list(range(length - len(padding), length))
+        assert len(padding) < 4
+
+
+def test_plan_trains_the_rows_of_this_rank_alone(make_batch) -> None:
+    """Other rows are known, for the loss's sums, but run through no model."""
+    batch = dataclasses.replace(make_batch(), rows=np.array([3, 4, 5]))
+    assert batch.own_groups.tolist() == [1]
+    (micro,) = plan_micro_batches(batch, CutRules(max_tokens=10_000))
+    starts = np.cumsum([0, *map(len, batch.completion_token_ids)])
+    assert sorted(micro.target_N.tolist()) == list(range(starts[3], starts[6]))
+    assert micro.prompt_place_BT.max() < len(batch.prompts[1].token_ids)

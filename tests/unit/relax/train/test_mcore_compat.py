@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from relax.train import mcore_compat
-from relax.train.mcore_compat import MEGATRON_VERSION, check_version, install_shims, moe_utils
+from relax.train.attention import SdpaAttention, layer_spec, use_engine
+from relax.train.mcore_compat import (
+    MEGATRON_VERSION,
+    EngineParts,
+    check_version,
+    install_shims,
+    moe_utils,
+    transformer_engine,
+)
 from relax.train.mcore_compat import filesystem_async as writer
 
 
@@ -53,6 +61,43 @@ def test_install_shims_names_the_cpu_as_current_device() -> None:
 def test_shims_are_still_needed(place, what) -> None:
     """Each shim's reason is still in megatron-core's source; when this fails, drop the shim."""
     assert what in inspect.getsource(place)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA the shims must not be there")
+def test_every_cpu_shim_replaces_something_that_is_still_there() -> None:
+    """What a shim overrides is there upstream under that name, so that a renamed function cannot leave it idle."""
+    code = (
+        "import torch; from relax.train import mcore_compat as c\n"
+        "def found(): return [torch.cuda.current_device, torch.cuda.synchronize,\n"
+        "  c.parallel_random._get_cuda_rng_state, c.parallel_random._set_cuda_rng_state,\n"
+        "  c.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize, c.filesystem_async._get_write_results_queue,\n"
+        "  c.parallel_layers.get_tensor_model_parallel_group_if_none]\n"
+        "before = found(); c.install_shims()\n"
+        "raise SystemExit(sum(a is b for a, b in zip(before, found())))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("num_experts", [None, 4])
+def test_use_engine_replaces_every_matrix_and_norm_of_a_layer(num_experts) -> None:
+    """With Transformer Engine no local layer is left but attention and the router."""
+    parts = EngineParts(column_linear=object(), row_linear=object(), norm=object())
+    spec = layer_spec(num_experts, 48)
+    use_engine(spec, parts)
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    experts = layer.mlp.submodules.experts if num_experts else layer.mlp
+    assert (layer.input_layernorm, layer.pre_mlp_layernorm) == (parts.norm, parts.norm)
+    assert (attention.q_layernorm, attention.k_layernorm) == (parts.norm, parts.norm)
+    assert (attention.linear_qkv, attention.linear_proj) == (parts.column_linear, parts.row_linear)
+    assert experts.submodules.linear_fc1 is parts.column_linear
+    assert experts.submodules.linear_fc2 is parts.row_linear
+    assert attention.core_attention is SdpaAttention
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is for machines with CUDA")
+def test_transformer_engine_is_not_looked_for_without_cuda() -> None:
+    """The local layers serve the CPU, whatever is installed."""
+    assert transformer_engine() is None
 
 
 def test_import_is_quiet_where_warnings_are_errors() -> None:

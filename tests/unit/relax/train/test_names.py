@@ -27,7 +27,7 @@ def test_checkpoint_tensors_are_those_of_the_directory(which, request) -> None:
     """Loading and exporting gives back every name, type and bit, with and without prefix."""
     directory = request.getfixturevalue(which)
     stored = load_file(directory / "model.safetensors")
-    exported = OmniPolicy(directory).checkpoint_tensors()
+    exported = OmniPolicy(directory, start_parallel(0)).checkpoint_tensors()
     assert exported.keys() == stored.keys()
     for name, tensor in stored.items():
         assert exported[name].dtype == tensor.dtype
@@ -77,7 +77,7 @@ def test_policy_refuses_a_tensor_that_it_does_not_have(thinker_dir, tmp_path) ->
     with pytest.raises(
         TrainingError, match=r"must hold only tensors of the thinker, got 1 others, first 'talker"
     ):
-        OmniPolicy(directory)
+        OmniPolicy(directory, start_parallel(0))
 
 
 def test_name_map_refuses_a_missing_and_a_misshapen_tensor() -> None:

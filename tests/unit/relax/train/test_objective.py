@@ -15,6 +15,7 @@ from relax.errors import TrainingError
 from relax.models.inputs import PromptInputs
 from relax.train.batch import TrainBatch, check_batch
 from relax.train.objective import StepTokens, Targets
+from relax.train.vocabulary import token_scores
 
 TOKENS = [np.array([0, 1], np.int32), np.array([2, 3], np.int32)]
 STALE = [np.array([True, False]), np.array([False, False])]
@@ -37,11 +38,7 @@ def make_batch(**changes) -> TrainBatch:
 
 def gradient(batch: TrainBatch, algorithm: AlgorithmConfig = ALGORITHM) -> torch.Tensor:
     """Return the gradient of the batch's loss with respect to equal logits, [tokens, vocabulary]."""
-    logits = torch.zeros(4, 4, requires_grad=True)
-    StepTokens(targets=Targets.from_batch(batch, algorithm)).micro_loss(
-        logits, torch.arange(4), algorithm
-    ).backward()
-    return logits.grad
+    return _gradient_of(batch, algorithm, torch.zeros(4, 4), None)
 
 
 def test_masked_stale_token_has_no_gradient():
@@ -90,9 +87,7 @@ def test_masked_token_may_hold_anything():
     logits = torch.zeros(4, 4)
     logits[0] = float("nan")
     logits.requires_grad_()
-    loss = StepTokens(targets=targets, ref_logprobs_C=reference).micro_loss(
-        logits, torch.arange(4), algorithm
-    )
+    loss = _loss(StepTokens(targets=targets, ref_logprobs_C=reference), logits, algorithm)
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(logits.grad).all()
@@ -153,7 +148,7 @@ def test_penalty_counts_once_wherever_it_is():
             # The rows pay -2.5 and -2 nats twice each: 1 + 5 and 0 + 4, of which half the difference is left.
             torch.testing.assert_close(targets.advantages_C, torch.tensor([1.0, 1.0, -1.0, -1.0]))
         tokens = StepTokens(targets=targets, ref_logprobs_C=reference)
-        losses.append(float(tokens.micro_loss(logits, torch.arange(4), algorithm)))
+        losses.append(float(_loss(tokens, logits, algorithm)))
         assert "kl_reference_nats" in tokens.metrics()
     assert losses[1] == pytest.approx(0.0, abs=1e-6)
     assert losses[0] > 0.1
@@ -186,5 +181,12 @@ def _gradient_of(
 ) -> torch.Tensor:
     leaf = logits.clone().requires_grad_()
     targets = Targets.from_batch(batch, algorithm, totals)
-    StepTokens(targets=targets).micro_loss(leaf, torch.arange(len(leaf)), algorithm).backward()
+    _loss(StepTokens(targets=targets), leaf, algorithm).backward()
     return leaf.grad
+
+
+def _loss(tokens: StepTokens, logits: torch.Tensor, algorithm: AlgorithmConfig) -> torch.Tensor:
+    """Return the loss of all tokens in one micro-batch."""
+    targets = tokens.targets
+    scores = token_scores(logits, targets.token_ids_C, counts_N=targets.loss_mask_C)
+    return tokens.loss_of(*scores, torch.arange(len(logits)), algorithm)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from relax.errors import TrainingError
-from relax.train.batch import plan_micro_batches
+from relax.train.batch import CutRules, plan_micro_batches
+from relax.train.decoder_inputs import Completions
 from relax.train.mcore_compat import RouterReplay
 from relax.train.policy import OmniPolicy
 from relax.train.replay import replay_routing
@@ -18,8 +19,7 @@ NUM_EXPERTS, TOP_K = 5, 2
 @pytest.fixture(scope="module")
 def policy(thinker_dir) -> OmniPolicy:
     """A policy whose routers are watched."""
-    start_parallel(0)
-    return OmniPolicy(thinker_dir)
+    return OmniPolicy(thinker_dir, start_parallel(0))
 
 
 def run(policy: OmniPolicy, batch, micro):
@@ -30,21 +30,19 @@ def run(policy: OmniPolicy, batch, micro):
         for n, router in enumerate(policy.language_model.routers)
     ]
     tokens = torch.cat([torch.tensor(t).long() for t in batch.completion_token_ids])
-    with policy.replaying(micro) as session:
-        logits = policy.logits(
-            policy.embed_prompts(batch.prompts).leaves(), tokens, torch.zeros(len(tokens)), micro
-        )
-        session.begin_backward()
+    completions = Completions(token_ids_C=tokens, position_C=torch.zeros(len(tokens)))
+    started = policy.begin(policy.embed_prompts(batch.prompts).leaves(), completions, micro)
+    logits = policy.language_model.logits(started.forward())
+    with started.backward():
         logits.sum().backward()
     for handle in handles:
         handle.remove()
-    return logits.detach(), maps, session.count()
+    return logits.detach(), maps, started.session.count()
 
 
 def plan(policy: OmniPolicy, batch, **settings):
     """Cut the batch into micro-batches with replay."""
-    options = {"max_tokens": 1000, "share_prompts": True} | settings
-    return plan_micro_batches(batch, routing=policy.routing_shape, **options)
+    return plan_micro_batches(batch, CutRules(max_tokens=1000, routing=policy.routing_shape, **settings))
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -108,8 +106,7 @@ def test_replay_counts_tokens_whose_own_experts_are_others(policy, make_batch) -
 
 def test_replay_holds_in_recompute(thinker_dir, make_batch) -> None:
     """With activation recompute the routers run twice and see the same experts both times."""
-    start_parallel(0)
-    policy, batch = OmniPolicy(thinker_dir, recompute=True), make_batch(routed=True)
+    policy, batch = OmniPolicy(thinker_dir, start_parallel(0), recompute=True), make_batch(routed=True)
     (micro,) = plan(policy, batch)
     _, maps, _ = run(policy, batch, micro)
     for layer in range(2):
@@ -131,7 +128,7 @@ def test_replay_leaves_no_trace(policy, make_batch) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda e: e[:, :, :1], r"must be int64 \[sequences, tokens, 2, 2\]"),
+        (lambda e: e[:, :1], r"must be int64 \[tokens, 2, 2\]"),
         (lambda e: e.int(), "got torch.int32"),
         (lambda e: e + 4, r"must be in \[0, 5\), got 4 to 5"),
         (lambda e: e * 0, "must be distinct"),
@@ -139,18 +136,15 @@ def test_replay_leaves_no_trace(policy, make_batch) -> None:
 )
 def test_replay_refuses_experts_that_cannot_be(policy, change, message) -> None:
     """Shape, type, range and distinctness are checked before a router sees them."""
-    experts = torch.arange(TOP_K).expand(1, 3, 2, TOP_K).contiguous()
-    with (
-        pytest.raises(TrainingError, match=message),
-        replay_routing(policy.language_model.routers, change(experts)),
-    ):
-        pass
+    experts = torch.arange(TOP_K).expand(3, 2, TOP_K).contiguous()
+    with pytest.raises(TrainingError, match=message):
+        replay_routing(policy.language_model.routers, change(experts))
 
 
 def test_replay_refuses_a_dense_model() -> None:
     """There is nothing to replay into."""
-    with pytest.raises(TrainingError, match="must have routers"), replay_routing([], torch.zeros(1)):
-        pass
+    with pytest.raises(TrainingError, match="must have routers"):
+        replay_routing([], torch.zeros(1))
 
 
 def _with_experts(micro, experts):

@@ -89,6 +89,9 @@ def test_train_step_is_the_same_however_the_batch_is_cut(thinker_dir, make_batch
         {"max_tokens_per_micro_batch": 40},
         {"max_tokens_per_micro_batch": 1},
         {"share_prompts": False, "max_tokens_per_micro_batch": 70},
+        {"packing": True},
+        {"packing": True, "max_tokens_per_micro_batch": 60},
+        {"packing": True, "share_prompts": False},
         {"recompute": True, "max_tokens_per_micro_batch": 60},
     ):
         trainer = make_trainer(thinker_dir, routing_replay=True, **settings)

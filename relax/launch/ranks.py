@@ -1,0 +1,43 @@
+"""The environment in which the ranks of one trainer find each other, as torch.distributed reads it.
+
+The driver starts each rank as a service of its own (`actor-0`, `actor-1`, ...): the supervisor shows it, logs it and
+reports its death, which is the role's. They meet at a TCP port of rank 0 that was free a moment ago.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one trainer on this machine meet."""
+
+    num_ranks: int
+    port: int
+
+    @classmethod
+    def on_this_machine(cls, num_ranks: int) -> Rendezvous:
+        """Return a meeting point at a free port; one rank needs none."""
+        if num_ranks == 1:
+            return cls(num_ranks, 0)
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            return cls(num_ranks, probe.getsockname()[1])
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return the variables of one rank; none when there is but one."""
+        if self.num_ranks == 1:
+            return {}
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.num_ranks),
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(self.port),
+            # Gloo would look the machine's name up, which need not lead to an interface.
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
