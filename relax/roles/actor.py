@@ -1,8 +1,11 @@
 """The actor role: takes whole groups, trains one step on them, writes back what it saw, publishes the weights.
 
 It does not choose what to train on: the queue hands out complete groups within the staleness bound. A step is
-collect -> fetch -> train -> put columns -> ack -> publish -> announce, in this order, so that a row counts as trained
-only after its columns are in the queue, and new prompts are admitted only after the new weights can be adopted.
+
+    collect -> fetch -> train -> send columns -> write weights -> columns are there -> ack -> announce
+
+in this order, so that a row counts as trained only after its columns are in the queue, and new prompts are admitted
+only after the new weights can be adopted.
 
 On several processes all run this loop in step; rank 0 alone writes to the queue and speaks for the role.
 """
@@ -10,7 +13,9 @@ On several processes all run this loop in step; rank 0 alone writes to the queue
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,18 +33,18 @@ def run(service: Service) -> None:
     """Train until all steps are done or the role has to leave; leave a checkpoint either way."""
     config = service.config
     trainer = Trainer(service.model_dir, config.actor, config.algorithm, seed=config.seed)
-    actor = Actor(service, trainer)
-    actor.publish(0)
-    service.report(state="ready", step=0)
-    for step in range(1, config.num_steps + 1):
-        harvest = actor.next_batch(policy_version=step - 1)
-        if harvest is None:
-            break
-        actor.train(step, harvest)
-        interval = config.checkpoint.interval_steps
-        if interval and step % interval == 0 and step < config.num_steps:
-            actor.save(step)
-    actor.save(actor.num_steps_done, final=True)
+    with Actor(service, trainer) as actor:
+        actor.announce(0, actor.write_weights(0))
+        service.report(state="ready", step=0)
+        for step in range(1, config.num_steps + 1):
+            harvest = actor.next_batch(policy_version=step - 1)
+            if harvest is None:
+                break
+            actor.train(step, harvest)
+            interval = config.checkpoint.interval_steps
+            if interval and step % interval == 0 and step < config.num_steps:
+                actor.save(step)
+        actor.save(actor.num_steps_done, final=True)
     service.report(state="done", step=actor.num_steps_done)
     leave_parallel()
 
@@ -54,6 +59,17 @@ class Actor:
         self._speaks = trainer.world.rank == 0
         self.num_steps_done = 0
         self._snapshots: list[Path] = []
+        self._open = ExitStack()
+        if self._speaks:
+            queue = service.queue
+            self._columns = self._open.enter_context(queue.open_put("rollouts", writer="actor"))
+            self._metrics = self._open.enter_context(queue.open_put("metrics", writer=service.role))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> bool | None:
+        return self._open.__exit__(*exc_info)
 
     def next_batch(self, policy_version: int) -> Harvest | None:
         """Wait for a training batch of whole groups; None when the role has to leave or nothing more will come."""
@@ -62,31 +78,40 @@ class Actor:
     def train(self, step: int, harvest: Harvest) -> None:
         """Train on one batch, write the actor's columns, ack, and publish the next policy version."""
         service, rows = self._service, harvest.table
-        with service.clock.part("fetch"):
+        with service.clock.part("unpack"):
             batch = self._batches.read(harvest)
         with service.clock.part("train"):
             result = self._trainer.train_step(batch)
         staleness = pc.subtract(step - 1, rows["policy_version_start"]).cast(pa.int32())
-        with service.clock.part("put"):
-            if self._speaks:
+        sent = None
+        if self._speaks:
+            with service.clock.part("pack"):
                 columns = self._trained_columns(step, rows, result, staleness)
-                service.queue.put("rollouts", columns, writer="actor")
+            with service.clock.part("put"):
+                sent = self._columns.put_nowait(columns)
+        with service.clock.part("publish"):
+            snapshot = self.write_weights(step)
+        if sent is not None:
+            with service.clock.part("put"):
+                sent.result()
                 for lease_id in harvest.lease_ids:
                     service.queue.ack("rollouts", "actor", lease_id=lease_id, step=step)
         with service.clock.part("publish"):
-            self.publish(step)
+            self.announce(step, snapshot)
         self.num_steps_done = step
-        times = service.clock.report()
         if self._speaks:
-            metrics = result.metrics | self._data_metrics(rows, staleness) | times
-            metrics |= harvest.metrics
-            service.put_metrics(step, step, metrics)
+            metrics = result.metrics | self._data_metrics(rows, staleness) | dict(harvest.metrics)
+            self._put_metrics(step, metrics)
         service.report(state="training", step=step)
 
-    def publish(self, policy_version: int) -> None:
-        """Write the weights, then tell the control plane and the queue, in this order."""
+    def write_weights(self, policy_version: int) -> Path:
+        """Write the weights as a snapshot and return where; all ranks must call it."""
         snapshot = self._service.run_dir / "weights" / f"{policy_version:06d}"
         self._trainer.publish(snapshot, policy_version)
+        return snapshot
+
+    def announce(self, policy_version: int, snapshot: Path) -> None:
+        """Tell the control plane and the queue of new weights, in this order."""
         if not self._speaks:
             return
         self._service.control.announce_policy_version(policy_version, snapshot)
@@ -94,6 +119,13 @@ class Actor:
         self._snapshots.append(snapshot)
         while len(self._snapshots) > self._service.config.checkpoint.keep_snapshots:
             shutil.rmtree(self._snapshots.pop(0), ignore_errors=True)
+
+    def _put_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Send the metrics of a step with the times since the last one; an answer is not waited for."""
+        service = self._service
+        rows = service.metric_rows(step, step, metrics | service.clock.report())
+        with service.clock.part("put"):
+            self._metrics.put_nowait(rows)
 
     def save(self, step: int, *, final: bool = False) -> None:
         """Write a Megatron checkpoint, and at the end a Hugging Face directory beside it."""

@@ -210,11 +210,14 @@ class RolloutWorker:
             )
 
     def _put(self, stream: Stream, lease: Lease, answers: Answers, elapsed_s: float) -> None:
-        queue = self._service.queue
+        queue, clock = self._service.queue, self._service.clock
         if answers.rows:
-            chosen = lease.table.take(pa.array(answers.rows))
-            queue.put(stream.rollouts, self._rows(chosen, answers, stream, elapsed_s), writer="rollout")
-            queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
+            with clock.part("pack"):
+                chosen = lease.table.take(pa.array(answers.rows))
+                rows = self._rows(chosen, answers, stream, elapsed_s)
+            with clock.part("put"):
+                queue.put(stream.rollouts, rows, writer="rollout")
+                queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
         for uid, reason in answers.failed.items():
             self._service.put_row_error(uid, f"{stream.prompts} row {uid}", reason)
             queue.nack(

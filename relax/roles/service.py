@@ -31,15 +31,26 @@ class PartClock:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._seconds: dict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = 0.0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time inside the block as `name`; blocks do not nest."""
-        started = self._now()
+        """Count the time inside the block as `name`; that of a block inside it counts as the inner one's alone."""
+        self._turn()
+        self._open.append(name)
         try:
             yield
         finally:
-            self._seconds[name] += self._now() - started
+            self._turn()
+            self._open.pop()
+
+    def _turn(self) -> None:
+        """Give the time since the last turn to the innermost open part."""
+        now = self._now()
+        if self._open:
+            self._seconds[self._open[-1]] += now - self._since
+        self._since = now
 
     def report(self) -> dict[str, float]:
         """Return the metrics `time/<part>_s` and begin again from zero."""
@@ -82,8 +93,12 @@ class Service:
 
     def put_metrics(self, step: int, policy_version: int, values: Mapping[str, float]) -> None:
         """Put one row a value into `metrics`."""
+        self.queue.put("metrics", self.metric_rows(step, policy_version, values), writer=self.role)
+
+    def metric_rows(self, step: int, policy_version: int, values: Mapping[str, float]) -> pa.Table:
+        """Return one row a value for table `metrics`, each with a uid of its own."""
         count, number = len(values), next(self._puts)
-        table = pa.table(
+        return pa.table(
             {
                 "uid": [f"{self.name}/{number}/{name}" for name in values],
                 "step": pa.array([step] * count, pa.int64()),
@@ -94,7 +109,6 @@ class Service:
                 "time": pa.array([datetime.now(UTC)] * count, INSTANT),
             }
         )
-        self.queue.put("metrics", table, writer=self.role)
 
     def put_times(self, policy_version: int) -> None:
         """Put what the clock counted since the last time."""

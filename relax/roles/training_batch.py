@@ -51,7 +51,7 @@ class TrainingBatches:
         profile = EncodingProfile.from_pretrained(service.model_dir)
         modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
         self._media = MediaReader(
-            lambda ids: self._shared(lambda: service.queue.read(TABLE, uids=ids), stage=True),
+            lambda ids: self._shared(lambda: self._fetch_media(ids), stage=True),
             MediaTable(modalities, config.media.keep),  # type: ignore[arg-type]
             max_bytes=config.media.cache_bytes,
         )
@@ -61,7 +61,7 @@ class TrainingBatches:
             self._routing_names = routing_names(columns, (self._layers[0], self._layers[-1] + 1))
         self._groups = GroupCollector(
             service,
-            [*ACTOR_READS],
+            [*ACTOR_READS, *(self._routing_names if world.size == 1 else ())],
             num_ranks=world.layout.data_parallel,
             waiting=lambda: world.tell(WAITING),
         )
@@ -144,8 +144,8 @@ class TrainingBatches:
         if not self._routing_names:
             return routing
         uids = rows["uid"].take(pa.array(own)).to_pylist()
-        fetched = self._shared(
-            lambda: self._service.queue.read("rollouts", columns=self._routing_names, uids=uids), stage=True
+        fetched = (
+            rows if self._world.size == 1 else self._shared(lambda: self._fetch_routing(uids), stage=True)
         )
         first, end = self._layers[0], self._layers[-1] + 1
         chosen = [layer - first for layer in self._layers]
@@ -159,6 +159,14 @@ class TrainingBatches:
                 experts = experts[:, chosen]
             routing[row] = experts
         return routing
+
+    def _fetch_routing(self, uids: list[str]) -> pa.Table:
+        with self._service.clock.part("fetch"):
+            return self._service.queue.read("rollouts", columns=self._routing_names, uids=uids)
+
+    def _fetch_media(self, ids: Sequence[str]) -> pa.Table:
+        with self._service.clock.part("fetch"):
+            return self._service.queue.read(TABLE, uids=ids)
 
     def _shared(self, fetch: Callable[[], pa.Table], *, stage: bool) -> pa.Table:
         """Return a table that one rank fetches: rank 0, or with `stage` the leader of each stage group."""

@@ -35,3 +35,15 @@ def test_part_clock_counts_a_part_that_fails():
     with pytest.raises(ValueError, match="broken"):
         encode()
     assert clock.report() == {"time/encode_s": 2.0}
+
+
+def test_part_clock_counts_a_part_inside_another_once():
+    """The outer one has what is left."""
+    now = FakeClock()
+    clock = PartClock(now)
+    with clock.part("unpack"):
+        now.advance(1.0)
+        with clock.part("fetch"):
+            now.advance(4.0)
+        now.advance(2.0)
+    assert clock.report() == {"time/unpack_s": 3.0, "time/fetch_s": 4.0}
