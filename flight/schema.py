@@ -323,10 +323,18 @@ class TableSpec:
 
     def label_columns(self) -> list[str]:
         """Return the columns whose values samplers look at."""
+        return self._label_columns
+
+    @cached_property
+    def _label_columns(self) -> list[str]:
         return sorted(set[str]().union(*(consumer.label_columns() for consumer in self.consumers)))
 
     def references(self) -> list[str]:
         """Return the tables that columns refer to."""
+        return self._references
+
+    @cached_property
+    def _references(self) -> list[str]:
         return list(dict.fromkeys(column.references for column in self.columns if column.references))
 
     def ticket_consumer(self) -> str:

@@ -240,6 +240,13 @@ class TableState(TableKeeping):
         self._note_dead(rows_of(units), consumer, reason)
         return self._finish(cursor, lease, units, "skipped")
 
+    def is_due(self, now: float) -> bool:
+        """Return whether a lease may have expired or a row may be too old: the quick look before `expire`."""
+        for cursor in self.cursors.values():
+            if cursor.is_due(now):
+                return True
+        return self.spec.max_age_s is not None
+
     def expire(self, now: float) -> int:
         """Give the rows of leases whose deadline has passed back to their consumers; return how many leases."""
         num_expired = 0

@@ -22,9 +22,9 @@ from flight.broker.room import BrokerRoom
 from flight.broker.storage import BrokerStorage
 from flight.broker.tables import BrokerTables
 from flight.broker.taking import TakeAnswer
-from flight.data.batches import check_batch, check_schema
+from flight.data.batches import check_batch
 from flight.data.referring import referring_in
-from flight.data.store import retain
+from flight.data.store import held_bytes, retain
 from flight.storage.stubs import Stub, check_stub
 from flight.table import PutOutcome
 
@@ -61,7 +61,7 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
         spec = self.describe(name) if stub is None else self._stub_spec(name, stub)
         if stub is not None:
             check_stub(spec, batch, stub)
-        checked = check_batch(spec, batch, check_schema(spec, batch.schema, writer))
+        checked = check_batch(spec, batch, self._schemas.fit(spec, batch.schema, writer))
         parts = {part: data if is_retained else retain(data) for part, data in checked.split(spec).items()}
         labels = {
             column: checked.data.column(column).to_pylist()
@@ -70,9 +70,7 @@ class Broker(BrokerTables, BrokerRoom, BrokerReading, BrokerPlans, BrokerPushing
         }
         referring = referring_in(spec, checked.data)
         with self._locked():
-            table = self._wait_for_room(
-                name, checked, sum(part.nbytes for part in parts.values()), wait, stub
-            )
+            table = self._wait_for_room(name, checked, sum(map(held_bytes, parts.values())), wait, stub)
             bits = {part: table.part_names.index(part) for part in parts} or {"": 0}
             mask = sum(1 << bit for bit in bits.values())
             references = self._ledger.references.admit(name, checked.uids, referring)

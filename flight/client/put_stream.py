@@ -18,7 +18,7 @@ from flight.client.connection import RETRY_DELAYS_S
 from flight.client.open_stream import OpenStream, read_message
 from flight.client.results import PutResult
 from flight.client.sharing import SharedMemory, Written
-from flight.data.sending import to_send
+from flight.data.sending import size_of, to_send
 from flight.errors import BY_CODE, FlightQueueError, InvalidRequestError, UnavailableError
 from flight.shared.wire import SMALL_BYTES
 
@@ -36,7 +36,7 @@ class PendingPut:
 
     def __init__(self, stream: PutStream, rows: pa.Table | pa.RecordBatch, deadline_s: float) -> None:
         self.rows = rows
-        self.num_bytes = rows.nbytes
+        self.num_bytes = size_of(rows, SMALL_BYTES)
         self.deadline_s = deadline_s
         self.error: FlightQueueError | None = None
         self.is_done = False
@@ -124,7 +124,10 @@ class PutStream:
 
     def put(self, rows: pa.Table | pa.RecordBatch, *, deadline_s: float | None = None) -> PutResult:
         """Add rows, or parts of rows that exist; waits up to `deadline_s` for room. As `QueueClient.put`."""
-        return self.put_nowait(rows, deadline_s=deadline_s).result()
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        put = PendingPut(self, rows, deadline_s)
+        self._begin(put, until=put)
+        return put.result()
 
     def put_nowait(self, rows: pa.Table | pa.RecordBatch, *, deadline_s: float | None = None) -> PendingPut:
         """Send rows and return at once, or when there are not too many on their way.
@@ -134,13 +137,7 @@ class PutStream:
         """
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
         put = PendingPut(self, rows, deadline_s)
-        with self._stream.held(deadline_s):
-            if self._is_closed:
-                raise InvalidRequestError(
-                    f"put into {self._table}: the stream must be open, got a closed one; open another"
-                )
-            self._unsent.append(put)
-            self._drive(None)
+        self._begin(put, until=None)
         return put
 
     def flush(self) -> None:
@@ -163,6 +160,16 @@ class PutStream:
             self._stream.close()
             closed = UnavailableError(f"put into {self._table}: the stream was closed before the answer")
             self._fail(closed)
+
+    def _begin(self, put: PendingPut, *, until: PendingPut | None) -> None:
+        """Send a put, and hear what became of `until`."""
+        with self._stream.held(put.deadline_s):
+            if self._is_closed:
+                raise InvalidRequestError(
+                    f"put into {self._table}: the stream must be open, got a closed one; open another"
+                )
+            self._unsent.append(put)
+            self._drive(until)
 
     # ---- with the stream held ---------------------------------------------------------------------------------
 

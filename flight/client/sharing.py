@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as paflight
 
 from flight import messages as m
+from flight.data.sending import size_of
 from flight.data.store import cut
 from flight.errors import InvalidRequestError
 from flight.shared import wire
@@ -97,7 +98,10 @@ class SharedMemory:
 
     def write(self, client: paflight.FlightClient, rows: pa.Table) -> Written | None:
         """Write rows into slots that are to be freed once the server has them; None if they must go over the stream."""
-        if not rows.num_rows or rows.nbytes < wire.SMALL_BYTES or (guest := self.seat(client)) is None:
+        if not rows.num_rows or size_of(rows, wire.SMALL_BYTES) < wire.SMALL_BYTES:
+            return None
+        guest = self.seat(client)
+        if guest is None:
             return None
         grant = guest.new_grant()
         try:

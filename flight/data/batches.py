@@ -18,6 +18,25 @@ MAX_FAULTS = 50
 """Differences that one refusal lists at most; there are batches of thousands of unknown columns."""
 
 
+MAX_KNOWN_SCHEMAS = 256
+"""Tables and writers whose last schema is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the schema of a batch that fits says about each batch of it: positions of columns, and whose parts it has.
+
+    whole: (position, name) of the columns that must not hold nulls.
+    """
+
+    writers: tuple[str, ...]
+    uid: int
+    group_id: int | None
+    version: int | None
+    data: list[int]
+    whole: list[tuple[int, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedBatch:
     """A batch that fits: its keys as Python values, its data columns, and the writers whose parts it delivers."""
@@ -30,13 +49,33 @@ class CheckedBatch:
 
     def split(self, spec: TableSpec) -> dict[str, pa.RecordBatch]:
         """Return the data columns of each part by its writer."""
+        if len(self.writers) == 1:
+            return {self.writers[0]: self.data}
         names = self.data.schema.names
         writer_of = {name: spec.columns_by_name[name].writer for name in names}
         return {part: self.data.select([n for n in names if writer_of[n] == part]) for part in self.writers}
 
 
-def check_schema(spec: TableSpec, schema: pa.Schema, writer: str) -> tuple[str, ...]:
-    """Return the writers whose parts a batch of this schema delivers.
+class SchemaBook:
+    """The schemas that fitted last, by table and writer: a stream of batches is checked once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[TableSpec, pa.Schema, Fit]] = {}
+
+    def fit(self, spec: TableSpec, schema: pa.Schema, writer: str) -> Fit:
+        """Return what `check_schema` does, without looking again if it has just been asked."""
+        known = self._known.get((spec.name, writer))
+        if known is not None and known[0] is spec and known[1].equals(schema):
+            return known[2]
+        found = check_schema(spec, schema, writer)
+        if len(self._known) >= MAX_KNOWN_SCHEMAS:
+            self._known.clear()
+        self._known[spec.name, writer] = (spec, schema, found)
+        return found
+
+
+def check_schema(spec: TableSpec, schema: pa.Schema, writer: str) -> Fit:
+    """Return what a batch of this schema delivers.
 
     A part is all columns of one writer; those without a writer are a part that anyone may put. An empty `writer`
     means: whichever writers the columns belong to.
@@ -77,7 +116,25 @@ def check_schema(spec: TableSpec, schema: pa.Schema, writer: str) -> tuple[str, 
         faults.append(f"columns: expected some of {list(spec.columns_by_name)}, got none")
     if faults:
         raise SchemaMismatchError(_message(spec, faults))
-    return writers
+    return _fit(spec, schema.names, writers)
+
+
+def _fit(spec: TableSpec, names: list[str], writers: tuple[str, ...]) -> Fit:
+    place = {name: position for position, name in enumerate(names)}
+    columns = spec.columns_by_name
+    version = place.get("policy_version_start") if spec.staleness is not None else None
+    return Fit(
+        writers=writers,
+        uid=place["uid"],
+        group_id=place.get("group_id"),
+        version=version,
+        data=[position for position, name in enumerate(names) if name not in KEY_COLUMNS],
+        whole=[
+            (position, name)
+            for position, name in enumerate(names)
+            if name == "uid" or position == version or (name in columns and not columns[name].nullable)
+        ],
+    )
 
 
 def _key_faults(schema: pa.Schema) -> list[str]:
@@ -120,7 +177,7 @@ def check_buffers(table: str, batch: pa.RecordBatch, *, full: bool) -> None:
         ) from error
 
 
-def check_batch(spec: TableSpec, batch: pa.RecordBatch, writers: tuple[str, ...]) -> CheckedBatch:
+def check_batch(spec: TableSpec, batch: pa.RecordBatch, fit: Fit) -> CheckedBatch:
     """Check the values that the schema cannot speak for and split keys from data.
 
     Raises:
@@ -128,36 +185,28 @@ def check_batch(spec: TableSpec, batch: pa.RecordBatch, writers: tuple[str, ...]
         InvalidRequestError: a uid is null or empty, or the Arrow buffers are inconsistent.
     """
     check_buffers(spec.name, batch, full=True)
-    faults = []
-    for name in batch.schema.names:
-        column = spec.columns_by_name.get(name)
-        num_nulls = batch.column(name).null_count
-        must_be = name == "uid" or (column is not None and not column.nullable)
-        if (num_nulls and must_be) or (
-            num_nulls and name == "policy_version_start" and spec.staleness is not None
-        ):
-            faults.append(f"column {name!r}: expected no nulls, got {num_nulls} in {batch.num_rows} rows")
+    faults = [
+        f"column {name!r}: expected no nulls, got {num_nulls} in {batch.num_rows} rows"
+        for position, name in fit.whole
+        if (num_nulls := batch.column(position).null_count)
+    ]
     if faults:
         raise SchemaMismatchError(_message(spec, faults))
-    uids = batch.column("uid").to_pylist()
+    uids = batch.column(fit.uid).to_pylist()
     if "" in uids:
         raise InvalidRequestError(
             f"put into {spec.name}: uid must be a non-empty name, got '' in row {uids.index('')}"
         )
-    names = batch.schema.names
     group_ids = uids
-    if "group_id" in names:
-        given = batch.column("group_id").to_pylist()
+    if fit.group_id is not None:
+        given = batch.column(fit.group_id).to_pylist()
         group_ids = [group_id or uid for group_id, uid in zip(given, uids, strict=True)]
-    versions = None
-    if spec.staleness is not None and "policy_version_start" in names:
-        versions = batch.column("policy_version_start").to_pylist()
     return CheckedBatch(
         uids=uids,
         group_ids=group_ids,
-        versions=versions,
-        data=batch.select([name for name in names if name not in KEY_COLUMNS]),
-        writers=writers,
+        versions=None if fit.version is None else batch.column(fit.version).to_pylist(),
+        data=batch.select(fit.data),
+        writers=fit.writers,
     )
 
 

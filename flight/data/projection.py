@@ -14,6 +14,9 @@ from flight.state.marks import Computed
 from flight.storage.messages import Endpoint
 from flight.storage.stubs import noted, split
 
+ATTEMPT = pa.field(
+    "attempt", pa.int32(), metadata={"meaning": "how often the row was delivered, this time included"}
+)
 Places = dict[str, list[Run]]
 """Where the values of each column lie; columns of one part share them."""
 
@@ -47,13 +50,7 @@ def project(
     fields = [schema.field(name) for name in ("row_id", "uid", "group_id")]
     if attempts is not None:
         arrays.append(_integers(attempts, pa.int32()))
-        fields.append(
-            pa.field(
-                "attempt",
-                pa.int32(),
-                metadata={"meaning": "how often the row was delivered, this time included"},
-            )
-        )
+        fields.append(ATTEMPT)
     for field, values in computed:
         if field.name not in places:
             arrays.append(values)
@@ -62,7 +59,9 @@ def project(
     for name, where in here.items():
         arrays.append(gather(where, name, schema.field(name).type))
         fields.append(schema.field(name))
-    answer = joined(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+    answer = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    if any(len(runs) > 1 for runs in here.values()):
+        answer = joined(answer)
     if not endpoints:
         return answer
     whole = pa.schema([*fields[:first], *(schema.field(name) for name in places)])

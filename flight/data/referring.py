@@ -10,6 +10,8 @@ from flight.state.references import Referring
 
 def referring_in(spec: TableSpec, batch: pa.RecordBatch) -> list[Referring]:
     """Return the uids in each column of the batch that refers to another table; nulls refer to nothing."""
+    if not spec.references():
+        return []
     found = []
     for name in batch.schema.names:
         column = spec.columns_by_name[name]

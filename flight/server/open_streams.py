@@ -17,7 +17,7 @@ import pyarrow.flight as paflight
 from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, TakeAnswer, Wait
-from flight.data.sending import to_send
+from flight.data.sending import size_of, to_send
 from flight.errors import FlightQueueError, InvalidRequestError, UnavailableError
 from flight.server.finishing import check_lease, finish
 from flight.server.guard import next_chunk
@@ -154,7 +154,7 @@ class TakeStreamSession:
         note = taken(message.seq, answer)
         if not note.num_rows:
             return [(note, None)]
-        num_bytes = answer.table.nbytes
+        num_bytes = size_of(answer.table, SMALL_BYTES)
         if num_bytes >= SMALL_BYTES and message.shared is not None and self._host is not None:
             note.shared = self._host.place(answer.table, message.shared)
             if note.shared is not None:

@@ -59,6 +59,8 @@ class Guest:
         weakref.finalize(self, self._socket.close)
         self._socket.settimeout(ANSWER_S)
         self._socket.connect(offer.socket_path)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
         if not wire.is_same_user(wire.peer_user(self._socket)):
             raise PermissionError(f"shared memory: {offer.socket_path} must be of this user")
         packet, descriptors, _, _ = socket.recv_fds(self._socket, wire.MAX_MESSAGE_BYTES, 1)
@@ -76,11 +78,9 @@ class Guest:
     @property
     def is_connected(self) -> bool:
         """Return whether the server is still there."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
         # The server says nothing unasked, so anything to read is the end; a call in progress has the lock.
         with self._lock:
-            return not self._is_broken and not poll.poll(0)
+            return not self._is_broken and not self._poll.poll(0)
 
     def new_grant(self) -> int:
         """Return a number for a grant."""
@@ -160,7 +160,7 @@ class Guest:
             return None
         for batch, size_bytes, (_, offset) in zip(batches, sizes, slots, strict=True):
             place = self._writable[offset : offset + size_bytes]
-            layout.write_stream(batch, pa.FixedSizeBufferWriter(pa.py_buffer(place)))
+            layout.copy_stream(batch, pa.py_buffer(place))
         return [slot_id for slot_id, _ in slots]
 
     def _allocate(self, sizes_bytes: list[int], grant: int) -> list[tuple[int, int]]:

@@ -138,16 +138,20 @@ class SharedMemoryHost:
         self, table: pa.Table, wanted: m.SharedRef, *, is_whole: bool
     ) -> tuple[layout.SharedTable, pa.Table] | None:
         """Find or make the places of a table; also return the columns that are too small for one, unless `is_whole`."""
-        if not table.num_rows or table.nbytes < wire.SMALL_BYTES:
+        if not table.num_rows or table.get_total_buffer_size() < wire.SMALL_BYTES:
+            return None
+        sizes = {name: column.nbytes for name, column in zip(table.column_names, table.columns, strict=True)}
+        if sum(sizes.values()) < wire.SMALL_BYTES:
             return None
         columns: dict[str, list[layout.Piece]] = {}
         for name, column in zip(table.column_names, table.columns, strict=True):
-            if column.nbytes >= wire.SMALL_BYTES:
+            if sizes[name] >= wire.SMALL_BYTES:
                 pieces = layout.describe(column, self._buffer.address, self._arena.capacity_bytes)
                 if pieces is not None:
                     columns[name] = pieces
         rest = joined(table.select([name for name in table.column_names if name not in columns]))
-        has_place = rest.num_columns > 0 and (is_whole or rest.nbytes >= wire.SMALL_BYTES)
+        rest_bytes = sum(sizes[name] for name in rest.column_names)
+        has_place = rest.num_columns > 0 and (is_whole or rest_bytes >= wire.SMALL_BYTES)
         size_bytes = layout.stream_bytes(rest) if has_place else 0
         offsets = {offset for pieces in columns.values() for offset in layout.offsets_of(pieces)}
         new = self._grant(wanted, offsets, size_bytes)
@@ -155,7 +159,7 @@ class SharedMemoryHost:
             return None
         message = layout.SharedTable(grant=wanted.grant, columns=columns)
         for slot in new:
-            layout.write_stream(rest, pa.FixedSizeBufferWriter(self._writable(slot)))
+            layout.copy_stream(rest, self._writable(slot))
             message.rest = (slot.offset, slot.size_bytes)
             rest = rest.slice(0, 0)
         return message, rest

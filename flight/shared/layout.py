@@ -13,6 +13,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
+MAX_COPY_THREADS = 4
+"""Threads that copy one large buffer: one alone does not use all of the memory's bandwidth."""
+
 
 class Piece(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One Arrow array: rows `offset` to `offset + length` of `buffers`, each (place in the arena, bytes) or null.
@@ -72,6 +75,13 @@ def write_stream(table: pa.Table | pa.RecordBatch, sink: pa.NativeFile) -> None:
     """Write an Arrow IPC stream."""
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write(table)
+
+
+def copy_stream(table: pa.Table | pa.RecordBatch, place: pa.Buffer) -> None:
+    """Write an Arrow IPC stream into memory; large buffers are copied by several threads."""
+    sink = pa.FixedSizeBufferWriter(place)
+    sink.set_memcopy_threads(min(MAX_COPY_THREADS, pa.cpu_count()))
+    write_stream(table, sink)
 
 
 def stream_bytes(table: pa.Table | pa.RecordBatch) -> int:

@@ -126,6 +126,10 @@ class LeaseBook:
         """Return how many rows a lease held that was acked or nacked whole, None if it is not remembered."""
         return self._closed.get(lease_id)
 
+    def is_due(self, now: float) -> bool:
+        """Return whether a lease may have expired."""
+        return bool(self._expiries) and self._expiries[0][0] <= now
+
     def pop_expired(self, now: float) -> list[Lease]:
         """Remove and return the leases whose deadline has passed."""
         lost = []

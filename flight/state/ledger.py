@@ -187,7 +187,8 @@ class Ledger(Settlement):
 
     def expire(self, now: float) -> list[str]:
         """End the leases whose deadline has passed and remove rows that are too old; return the tables concerned."""
-        expired = [name for name, table in self.tables.items() if table.expire(now) + table.expire_old(now)]
+        due = [(name, table) for name, table in self.tables.items() if table.is_due(now)]
+        expired = [name for name, table in due if table.expire(now) + table.expire_old(now)]
         for name in expired:
             self._settle(name)
         return expired

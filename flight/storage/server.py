@@ -150,12 +150,12 @@ class StorageServer(paflight.FlightServerBase):
             )
         spec = self._seat.describe(command.table)
         try:
-            writers = check_schema(spec, batch.schema, command.writer)
+            fit = check_schema(spec, batch.schema, command.writer)
         except SchemaMismatchError:
             # The table may have been changed since it was described here.
             spec = self._seat.describe(command.table, anew=True)
-            writers = check_schema(spec, batch.schema, command.writer)
-        check_batch(spec, batch, writers)
+            fit = check_schema(spec, batch.schema, command.writer)
+        check_batch(spec, batch, fit)
         can_stay = isinstance(command, m.PutShared) or fills_its_message(batch)
         batch = _with_group_ids(batch)
         kept = batch if can_stay else retain(batch)

@@ -138,7 +138,7 @@ def test_full_table_makes_the_producer_wait_and_says_who_is_behind():
     with pytest.raises(DeadlineExceededError) as caught:
         broker.put("rollouts", rollouts("c"), "", NOW)
     assert str(caught.value) == (
-        "put into rollouts: room for 2 rows and 48 bytes must come before the deadline, got 0 rows and 1073741728 "
+        "put into rollouts: room for 2 rows and 52 bytes must come before the deadline, got 0 rows and 1073741720 "
         "bytes; consumer 'actor' is furthest behind with 4 rows to finish, 4 of them leased by ['actor-0']"
     )
     assert broker.size("rollouts")[0] == 4
@@ -147,7 +147,7 @@ def test_full_table_makes_the_producer_wait_and_says_who_is_behind():
 def test_batch_larger_than_the_table_is_refused():
     """Waiting would not help."""
     broker = open_broker(rollouts_spec(capacity_bytes=40))
-    with pytest.raises(CapacityError, match="one batch must be at most capacity_bytes 40, got 48"):
+    with pytest.raises(CapacityError, match="one batch must be at most capacity_bytes 40, got 52"):
         broker.put("rollouts", rollouts("a"), "", NOW)
 
 

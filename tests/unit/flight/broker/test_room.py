@@ -14,7 +14,7 @@ from flight.state.ledger import TakeRequest
 from tests.kit.clock import FakeClock
 
 NOW = Wait(deadline=0.0)
-ROW_BYTES = 1004
+ROW_BYTES = 1008
 CAPACITY = 20 * ROW_BYTES
 
 
@@ -31,7 +31,7 @@ def open_broker(*names: str, clock=None, **changes) -> Broker:
 
 
 def put(broker, name, *numbers, wait=NOW):
-    """Put rows one by one; `retain` keeps 1004 bytes of each."""
+    """Put rows one by one; `retain` keeps 1008 bytes of each."""
     for number in numbers:
         batch = pa.record_batch({"uid": [f"r{number}"], "x": pa.array([b"x" * 1000], pa.binary())})
         broker.put(name, batch, "", wait)
@@ -44,12 +44,12 @@ def test_server_has_room_for_all_tables_together_and_a_share_for_each():
     with pytest.raises(DeadlineExceededError) as caught:
         put(broker, "prompts", 15)
     assert str(caught.value) == (
-        "put into prompts: room for 1 rows and 1004 bytes must come before the deadline, got 0 of the server's 20080 "
-        "bytes; table 'prompts' holds 15060 of them: consumer 'prompts_reader' is furthest behind with 15 rows "
+        "put into prompts: room for 1 rows and 1008 bytes must come before the deadline, got 0 of the server's 20160 "
+        "bytes; table 'prompts' holds 15120 of them: consumer 'prompts_reader' is furthest behind with 15 rows "
         "to finish"
     )
     put(broker, "rollouts", *range(5))
-    with pytest.raises(DeadlineExceededError, match="table 'prompts' holds 15060 of them"):
+    with pytest.raises(DeadlineExceededError, match="table 'prompts' holds 15120 of them"):
         put(broker, "rollouts", 5)
     total = sum(each["bytes"] for each in broker.stats().values())
     assert total <= CAPACITY
@@ -82,7 +82,7 @@ def test_batch_larger_than_the_server_is_refused():
     broker = open_broker("t")
     batch = pa.record_batch({"uid": ["r"], "x": pa.array([b"x" * 2 * CAPACITY], pa.binary())})
     with pytest.raises(
-        CapacityError, match="one batch must be at most the server's capacity_bytes 20080, got 40164"
+        CapacityError, match="one batch must be at most the server's capacity_bytes 20160, got 40328"
     ):
         broker.put("t", batch, "", NOW)
 

@@ -94,7 +94,7 @@ def test_full_disk_makes_producers_wait_and_is_tried_again(directory):
     with pytest.raises(DeadlineExceededError) as caught:
         put(broker, 4)
     assert str(caught.value) == (
-        "put into t: room for 1 rows and 100004 bytes must come before the deadline, got none in memory_bytes 301000, "
+        "put into t: room for 1 rows and 100008 bytes must come before the deadline, got none in memory_bytes 301000, "
         "and the disk takes no more; consumer 'c' is furthest behind with 4 rows to finish"
     )
     directory.path.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from flight.data.store import ColumnStore, cut, gather, retain
 
@@ -41,6 +42,26 @@ def test_gather_of_neighbours_copies_nothing():
     column = gather(store.locate(0, list(range(20, 60))), "x", INT)
     assert column.num_chunks == 1
     assert column.chunk(0).buffers()[1].address == kept.column(0).buffers()[1].address
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.uint8()), pa.large_list(pa.int32())], ids=str)
+def test_gather_copies_long_lists_once(kind):
+    """Rows out of order: Arrow allocates their bytes and next to nothing else; nulls and empty lists stay."""
+    rows = [[number] * 2000 for number in range(40)] + [None, []]
+    kept = pa.record_batch({"x": pa.array(rows, kind)})
+    store = ColumnStore(1)
+    store.add(0, kept, list(range(42)))
+    wanted = [*range(0, 40, 2), 41, 40, 7]
+    pool = pa.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    column = gather(store.locate(0, wanted), "x", kind)
+    num_bytes = pool.total_bytes_allocated() - before
+    assert column.to_pylist() == [rows[index] for index in wanted]
+    assert num_bytes < 1.2 * column.nbytes
+    store.free([row_id for row_id in range(42) if row_id not in wanted[-12:]])
+    assert gather(store.locate(0, wanted[-12:]), "x", kind).to_pylist() == [
+        rows[row_id] for row_id in wanted[-12:]
+    ]
 
 
 def test_store_frees_memory_as_rows_go():
