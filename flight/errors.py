@@ -11,6 +11,8 @@ FlightQueueError
 ├── TableSealedError      (RuntimeError)  rows were put after the end was declared
 ├── MissingReferencesError (LookupError)  rows were put that refer to rows that are not there
 ├── OverloadedError       (RuntimeError)  too many calls wait on the server already
+├── JournalFullError      (OSError)       the server's journal has no room on disk
+├── JournalDamagedError   (ValueError)    a journal holds something else than what was written
 └── UnavailableError      (ConnectionError) no server answers at that address
 """
 
@@ -63,6 +65,14 @@ class OverloadedError(FlightQueueError, RuntimeError):
     code = "overloaded"
 
 
+class JournalFullError(FlightQueueError, OSError):
+    code = "journal_full"
+
+
+class JournalDamagedError(FlightQueueError, ValueError):
+    code = "journal_damaged"
+
+
 class UnavailableError(FlightQueueError, ConnectionError):
     code = "unavailable"
 
@@ -81,6 +91,8 @@ BY_CODE: dict[str, type[FlightQueueError]] = {
         TableSealedError,
         MissingReferencesError,
         OverloadedError,
+        JournalFullError,
+        JournalDamagedError,
         UnavailableError,
     )
 }

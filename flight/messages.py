@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from flight.errors import BY_CODE, FlightQueueError, InvalidRequestError
-from flight.schema import KEY_COLUMNS, Column, ConsumerSpec, StalenessSpec, TableSpec, TicketSpec
+from flight.schema import KEY_COLUMNS, Column, ConsumerSpec, Fsync, StalenessSpec, TableSpec, TicketSpec
 
 PROTOCOL_VERSION = 1
 MAX_REQUEST_BYTES = 16 << 20
@@ -115,6 +115,10 @@ class WatchTicket(Request, tag="watch", tag_field="verb"):
     deadline_s: float = 3600.0
 
 
+class SnapshotTicket(Request, tag="snapshot", tag_field="verb"):
+    """DoGet: all tables as the bytes of a snapshot file, in pieces: one column `bytes`."""
+
+
 class PutCommand(Request, tag="put", tag_field="verb"):
     """Descriptor of a DoPut. `acks` says whether each batch is acknowledged or, at the end, all of them by one."""
 
@@ -173,6 +177,7 @@ class CreateTable(Request):
     max_age_s: float | None = None
     spill: bool = False
     memory_bytes: int = 256 << 20
+    fsync: Fsync = "interval"
     exist_ok: bool = True
 
 
@@ -277,6 +282,12 @@ class PlanAnswer(msgspec.Struct, kw_only=True):
     sizes: list[int] = []
 
 
+class CheckpointRequest(Request):
+    """`checkpoint_id` is the caller's name for a checkpoint, any text."""
+
+    checkpoint_id: str
+
+
 class StatsRequest(Request):
     table: str | None = None
 
@@ -300,6 +311,12 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
     "shared_memory": (Request, "say where clients of this host find shared memory, or null"),
     "put_shared": (PutShared, "put batches that lie in shared memory"),
     "stats": (StatsRequest, "return statistics of one table or all"),
+    "journal": (Request, "return statistics of the journal, or null"),
+    "checkpoint_prepare": (CheckpointRequest, "keep all tables as they are now, until released"),
+    "checkpoint_commit": (CheckpointRequest, "note that what belongs to a kept checkpoint is durable"),
+    "checkpoint_release": (CheckpointRequest, "let a kept checkpoint go"),
+    "checkpoint_rewind": (CheckpointRequest, "let all tables be what they were at a kept checkpoint"),
+    "checkpoints": (Request, "return the kept checkpoints, oldest first"),
     "ack": (Ack, "finish rows for a consumer"),
     "plan": (PlanRequest, "plan the training batch of a step, or return its plan"),
     "nack": (Nack, "give leased rows back, or skip them"),
@@ -311,7 +328,7 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
 }
 """Actions by name: the type of the body and what they do."""
 
-GetTicket = TakeTicket | ReadTicket | FetchTicket | SqlTicket | WatchTicket
+GetTicket = TakeTicket | ReadTicket | FetchTicket | SqlTicket | WatchTicket | SnapshotTicket
 
 
 def encode(message: Any) -> bytes:

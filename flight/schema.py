@@ -26,6 +26,14 @@ drop: it is dropped and counted, nobody waits.
 mask, reweight: it is delivered and counted, its stale tokens are marked: to be left out by the trainer, or reweighted.
 """
 
+Fsync = Literal["none", "interval", "batch"]
+"""What an acknowledged change of a table survives, on a server with a journal.
+
+none: the end of the server process, `kill -9` included.
+interval: that, and from the journal's interval on (a second unless told otherwise) the end of the machine.
+batch: the end of the machine; changes that come together share one fsync.
+"""
+
 MARK_COLUMNS = ("staleness", "stale_tokens")
 """What the staleness consumer's takes say about the age of rows and tokens, computed when they are taken."""
 
@@ -157,6 +165,8 @@ class TableSpec:
     """Whether the oldest values go to disk when `memory_bytes` are used; `capacity_bytes` bounds both together."""
     memory_bytes: int = 256 << 20
     """Bytes that a table with `spill` holds in memory."""
+    fsync: Fsync = "interval"
+    """When a change is on the disk, on a server with a journal; see `Fsync`."""
     columns_by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -173,6 +183,7 @@ class TableSpec:
             self.max_age_s is None or self.max_age_s > 0, "max_age_s", "positive seconds", self.max_age_s
         )
         raise_unless(self.memory_bytes > 0, "memory_bytes", "positive", self.memory_bytes)
+        raise_unless(self.fsync in get_args(Fsync), "fsync", f"one of {get_args(Fsync)}", self.fsync)
         names = [column.name for column in self.columns]
         raise_unless(len(set(names)) == len(names), "columns", "named once each", names)
         raise_unless(not set(names) & set(RESERVED_COLUMNS), "columns", f"none of {RESERVED_COLUMNS}", names)

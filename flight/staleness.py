@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from flight.errors import InvalidRequestError
 from flight.schema import StalenessSpec
+from flight.state.snapshots import GateSnapshot, TicketSnapshot
 from flight.state.tally import Tally
 
 
@@ -113,6 +114,43 @@ class StalenessGate:
             self.in_flight.shift(ticket.version, -num_used)
             self.counts["used"] += num_used
         self.counts["unticketed"] += num_rows - num_used
+
+    # ---- snapshots --------------------------------------------------------------------------------------------
+
+    def capture(self) -> GateSnapshot:
+        """Return the books as plain data."""
+        return GateSnapshot(
+            max_staleness=self.max_staleness,
+            policy_version=self.policy_version,
+            num_waiting=self.num_waiting,
+            trained=dict(self.trained),
+            trained_age=dict(self.trained_age),
+            dropped_age=dict(self.dropped_age),
+            stale_age=dict(self.stale_age),
+            completion_tokens={kind: dict(counts) for kind, counts in self.completion_tokens.items()},
+            counts=dict(self.counts),
+            tickets=[
+                TicketSnapshot(group_id=group_id, num_rows=ticket.num_rows, version=ticket.version)
+                for group_id, ticket in self._tickets.items()
+            ],
+        )
+
+    def restore(self, snapshot: GateSnapshot) -> None:
+        """Take back what `capture` returned."""
+        self.max_staleness = snapshot.max_staleness
+        self.policy_version = snapshot.policy_version
+        self.num_waiting = snapshot.num_waiting
+        self.trained = Tally(snapshot.trained)
+        self.trained_age = Counter(snapshot.trained_age)
+        self.dropped_age = Counter(snapshot.dropped_age)
+        self.stale_age = Counter(snapshot.stale_age)
+        for kind, counts in snapshot.completion_tokens.items():
+            self.completion_tokens[kind] = Counter(counts)
+        self.counts = Counter(snapshot.counts)
+        self._tickets = {each.group_id: Ticket(each.num_rows, each.version) for each in snapshot.tickets}
+        self.in_flight = Tally()
+        for each in snapshot.tickets:
+            self.in_flight.shift(each.version, each.num_rows)
 
     # ---- exit -------------------------------------------------------------------------------------------------
 

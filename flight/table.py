@@ -23,8 +23,9 @@ from typing import Any
 
 from flight.errors import InvalidRequestError
 from flight.schema import TableSpec
-from flight.state.cursor import Cursor
+from flight.state.cursor import Cursor, capture_cursor, restore_cursor
 from flight.state.leases import Lease, Row, Unit, rows_of
+from flight.state.snapshots import TableSnapshot
 from flight.state.table_keeping import Event, TableKeeping
 
 
@@ -91,6 +92,39 @@ class TableState(TableKeeping):
     def is_exhausted(self, cursor: Cursor) -> bool:
         """Return whether this consumer will never get another row."""
         return self.no_more_coming(cursor) and cursor.num_ready() == 0 and cursor.num_leased() == 0
+
+    # ---- snapshots --------------------------------------------------------------------------------------------
+
+    def capture(self) -> TableSnapshot:
+        """Return all of the table but its definition as plain data."""
+        retired_uids, retired_row_ids = self.capture_retired()
+        return TableSnapshot(
+            rows=self.capture_rows(),
+            counts=dict(self.counts),
+            num_truncated=self.num_truncated,
+            arrived=self.groups.arrivals() if self.groups else {},
+            retired_uids=retired_uids,
+            retired_row_ids=retired_row_ids,
+            ending=self.end.capture(),
+            cursors={name: capture_cursor(cursor) for name, cursor in self.cursors.items()},
+            letters=self.dead.capture(),
+            given_up=list(self.dead_letters),
+            plans=self.plans.capture(),
+            last_step=dict(self.last_step),
+            is_referred_to=self.unreferenced is not None,
+            next_row_id=self.next_row_id,
+        )
+
+    def restore(self, snapshot: TableSnapshot) -> None:
+        """Take back what `capture` returned into an empty table of the same definition."""
+        self.restore_rows(snapshot)
+        for name, cursor in self.cursors.items():
+            if name in snapshot.cursors:
+                restore_cursor(cursor, snapshot.cursors[name], self.rows)
+        self.restore_letters(snapshot)
+        leases = {name: lease for cursor in self.cursors.values() for name, lease in cursor.leases.items()}
+        self.plans.restore(snapshot.plans, leases)
+        self.last_step = dict(snapshot.last_step)
 
     # ---- putting ----------------------------------------------------------------------------------------------
 

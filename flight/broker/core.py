@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -74,13 +75,14 @@ class BrokerCore:
         max_waiting: int = 1024,
         capacity_bytes: int | None = None,
         spill: SpillDirectory | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.clock = clock
         self.capacity_bytes = capacity_bytes
         """Bytes that all tables together may retain, in memory and on disk; None for no bound but their own."""
         self._spill = spill
         self._num_waiting_for_server = 0
-        self._ledger = Ledger(lease_prefix=lease_prefix)
+        self._ledger = ledger or Ledger(lease_prefix=lease_prefix)
         self._stores: dict[str, ColumnStore] = {}
         self._lock = threading.RLock()
         self._changed: dict[str, threading.Condition] = {}
@@ -95,6 +97,15 @@ class BrokerCore:
         self._owner_news = threading.Condition(self._lock)
         self.relay: Callable[[str, pa.Table], pa.Table] | None = None
         """Fetches what lies with storage servers for callers that do not; called without the lock."""
+
+    @property
+    def remembers(self) -> bool:
+        """Return whether tables outlive the server."""
+        return False
+
+    def journal_stats(self) -> dict[str, Any] | None:
+        """Return what a journal has done; None without one."""
+        return None
 
     def close(self) -> None:
         """Refuse all calls from now on and end those that wait."""

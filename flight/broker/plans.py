@@ -74,7 +74,7 @@ class BrokerPlans(BrokerTaking):
                     taken = self._ledger.take(name, request, self.clock())
                     if taken is not None and taken.lease is not None:
                         sizes = self._sizes(name, order.balance, taken.lease)
-                        plan = self._ledger.table(name).plans.add(order, taken.lease, sizes)
+                        plan = self._ledger.plan(name, order, taken.lease, sizes)
                 self._after(name, has_changed=taken is not None)
                 version = self._ledger.policy_version(name)
                 if plan is not None:

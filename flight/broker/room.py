@@ -48,7 +48,7 @@ class BrokerRoom(BrokerCore):
                 return table
             self._check_batch_fits(table, num_bytes, remote_bytes)
             lack = self._lack(table, needed, num_bytes, remote_bytes)
-            while lack and table.discard_oldest_dead():
+            while lack and self._ledger.discard_oldest_dead(name):
                 self._after(name)
                 lack = self._lack(table, needed, num_bytes, remote_bytes)
             if not lack:

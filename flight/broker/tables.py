@@ -29,8 +29,11 @@ class BrokerTables(BrokerCore):
             )
         with self._locked():
             if self._ledger.create(spec, exist_ok=exist_ok):
-                self._stores[spec.name] = ColumnStore(len(self._ledger.table(spec.name).part_names))
-                self._changed[spec.name] = threading.Condition(self._lock)
+                self._add_store(spec.name)
+
+    def _add_store(self, name: str) -> None:
+        self._stores[name] = ColumnStore(len(self._ledger.table(name).part_names))
+        self._changed[name] = threading.Condition(self._lock)
 
     def alter_table(
         self, name: str, columns: Sequence[Column], consumers: Sequence[ConsumerSpec]
@@ -38,11 +41,13 @@ class BrokerTables(BrokerCore):
         """Add nullable columns and consumers; return what the table is now. See `Ledger.alter`."""
         with self._locked():
             if self._ledger.alter(name, columns, consumers):
-                table = self._ledger.table(name)
-                while self._stores[name].num_parts < len(table.part_names):
-                    self._stores[name].add_part()
+                self._widen_store(name)
                 self._after(name)
             return self._ledger.table(name).spec
+
+    def _widen_store(self, name: str) -> None:
+        while self._stores[name].num_parts < len(self._ledger.table(name).part_names):
+            self._stores[name].add_part()
 
     def truncate_table(self, name: str) -> int:
         """Remove all rows of a table and return how many; calls that wait look again. See `Ledger.truncate`."""
@@ -54,20 +59,23 @@ class BrokerTables(BrokerCore):
     def drop_table(self, name: str) -> None:
         """Remove a table; calls that wait on it are answered with TableNotFoundError."""
         with self._locked():
-            related = [each for each in self._related(name) if each != name]
-            table = self._ledger.table(name)
-            row_ids = list(table.rows)
-            targets = self._ledger.drop(name)
-            if self._owners.has_stubs:
-                remote.let_go(self._owners, table, self._stores[name], row_ids)
-                self._owner_news.notify_all()
-            del self._stores[name]
-            self._stub_specs.pop(name, None)
-            self._owners.remote_bytes.pop(name, None)
-            self._changed.pop(name).notify_all()
-            for target in targets:
-                self._after(target)
-            self._notify(list(self._changed) if self._num_waiting_for_server else related)
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        related = [each for each in self._related(name) if each != name]
+        table = self._ledger.table(name)
+        row_ids = list(table.rows)
+        targets = self._ledger.drop(name)
+        if self._owners.has_stubs:
+            remote.let_go(self._owners, table, self._stores[name], row_ids)
+            self._owner_news.notify_all()
+        del self._stores[name]
+        self._stub_specs.pop(name, None)
+        self._owners.remote_bytes.pop(name, None)
+        self._changed.pop(name).notify_all()
+        for target in targets:
+            self._after(target)
+        self._notify(list(self._changed) if self._num_waiting_for_server else related)
 
     def list_tables(self) -> list[str]:
         """Return the names of the tables."""

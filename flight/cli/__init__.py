@@ -11,9 +11,9 @@ from typing import Any
 
 import typer
 
-from flight.cli import changing, following, looking, serving
+from flight.cli import changing, following, keeping, looking, serving
 
-SERVER, LOOK, CHANGE = "Run", "Look (no row is consumed)", "Change"
+SERVER, LOOK, CHANGE, KEEP = "Run", "Look (no row is consumed)", "Change", "Keep"
 
 COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("serve", SERVER, serving.serve, "serve --config conf/tables.yaml"),
@@ -33,6 +33,9 @@ COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("requeue", CHANGE, changing.requeue, "requeue rollouts actor"),
     ("truncate", CHANGE, changing.truncate, "truncate rollouts --yes"),
     ("drop", CHANGE, changing.drop, "drop rollouts --yes"),
+    ("snapshot", KEEP, keeping.snapshot, "snapshot grpc://127.0.0.1:8815 queue.snapshot"),
+    ("restore", KEEP, keeping.restore, "restore queue.snapshot journal"),
+    ("fsck", KEEP, keeping.fsck, "fsck journal"),
 )
 """Name, panel of the help, function and example of each command."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from flight.cli.terminal import DEFAULT_PORT, Json, address, exit_codes
 from flight.errors import InvalidRequestError
 from flight.files.table_config import ServerConfig, load_config
+from flight.journal.config import JournalConfig
 from flight.server.idle import IDLE_S
 from flight.server.process import serve as serve_until_stopped
 from flight.shared.host import DEFAULT_ARENA_BYTES
@@ -27,6 +29,13 @@ MemoryBytes = Annotated[
 ]
 DrainS = Annotated[
     float, typer.Option(min=0, help="With --storage: seconds to wait at the end for rows to be finished.")
+]
+
+Journal = Annotated[
+    Path | None, typer.Option(help="Directory in which tables outlive the server; made if it does not exist.")
+]
+JournalLimit = Annotated[
+    int | None, typer.Option(min=1, help="Disk that the journal may use; no bound if left out.")
 ]
 
 
@@ -47,6 +56,8 @@ def serve(
     spill_dir: Annotated[
         Path | None, typer.Option(help="Directory for the oldest values of tables with `spill`.")
     ] = None,
+    journal: Journal = None,
+    journal_limit_bytes: JournalLimit = None,
     put_idle_s: Annotated[
         float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
     ] = IDLE_S,
@@ -68,9 +79,10 @@ def serve(
     """
     with exit_codes():
         if storage is not None:
-            if config is not None:
+            if config is not None or journal is not None:
                 raise InvalidRequestError(
-                    f"serve: config must be left out with --storage, got {config}; the coordinator has the tables"
+                    f"serve: config and journal must be left out with --storage, got {config or journal}; "
+                    "the coordinator has the tables"
                 )
             options = StorageOptions(
                 coordinator=address(storage),
@@ -102,9 +114,21 @@ def serve(
             put_idle_s=put_idle_s,
             announce=_print_json if as_json else _print_line,
             shared_memory_bytes=shared_memory_bytes if shared_memory else 0,
+            journal=_journal_settings(found.journal, journal, journal_limit_bytes),
         )
         # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
         os._exit(code)
+
+
+def _journal_settings(
+    found: JournalConfig | None, directory: Path | None, limit_bytes: int | None
+) -> JournalConfig | None:
+    """Return what the file says of the journal, changed by the command line; None for no journal."""
+    if directory is not None:
+        found = replace(found or JournalConfig(directory=""), directory=str(directory))
+    if found is not None and limit_bytes is not None:
+        found = replace(found, limit_bytes=limit_bytes)
+    return found
 
 
 def _print_line(uri: str) -> None:

@@ -15,6 +15,7 @@ import pyarrow.flight as paflight
 
 from flight import messages as m
 from flight.client.connection import within
+from flight.client.keeping import KeepingClient
 from flight.client.owners import LOST_WITH
 from flight.client.plans import PlansClient
 from flight.client.put_stream import PendingPut, PutStream
@@ -32,7 +33,7 @@ from flight.state.ledger import TakeStatus
 __all__ = ["Lease", "PendingPut", "PutResult", "PutStream", "QueueClient", "TakeStream"]
 
 
-class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient):
+class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, KeepingClient):
     """Connects on first use. `identity` names this process in the server's statistics and errors."""
 
     # ---- tables -----------------------------------------------------------------------------------------------

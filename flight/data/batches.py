@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from flight.errors import InvalidRequestError, SchemaMismatchError
+from flight.errors import InvalidRequestError, SchemaMismatchError, TableNotFoundError
 from flight.schema import KEY_COLUMNS, Column, TableSpec
 
 MAX_FAULTS = 50
@@ -54,6 +54,24 @@ class CheckedBatch:
         names = self.data.schema.names
         writer_of = {name: spec.columns_by_name[name].writer for name in names}
         return {part: self.data.select([n for n in names if writer_of[n] == part]) for part in self.writers}
+
+
+def check_still_fits(before: TableSpec, now: TableSpec, checked: CheckedBatch) -> None:
+    """Raise unless a batch that was checked against what the table was fits what it is now, after a wait.
+
+    Raises:
+        TableNotFoundError: another table has the name, or the table went back to what it was before a column came.
+    """
+    changed = [
+        name
+        for name in checked.data.schema.names
+        if now.columns_by_name.get(name) != before.columns_by_name[name]
+    ]
+    if changed:
+        raise TableNotFoundError(
+            f"put into {now.name}: the table must stay the same until the put is done, got another one with other "
+            f"columns {changed}; look at it and put again"
+        )
 
 
 class SchemaBook:
@@ -116,10 +134,11 @@ def check_schema(spec: TableSpec, schema: pa.Schema, writer: str) -> Fit:
         faults.append(f"columns: expected some of {list(spec.columns_by_name)}, got none")
     if faults:
         raise SchemaMismatchError(_message(spec, faults))
-    return _fit(spec, schema.names, writers)
+    return fit_of(spec, schema.names, writers)
 
 
-def _fit(spec: TableSpec, names: list[str], writers: tuple[str, ...]) -> Fit:
+def fit_of(spec: TableSpec, names: list[str], writers: tuple[str, ...]) -> Fit:
+    """Return what columns say of batches whose schema is known to fit, as parts of these writers."""
     place = {name: position for position, name in enumerate(names)}
     columns = spec.columns_by_name
     version = place.get("policy_version_start") if spec.staleness is not None else None

@@ -28,6 +28,7 @@ import yaml
 
 from flight.errors import InvalidRequestError
 from flight.files.type_names import parse_type
+from flight.journal.config import JournalConfig
 from flight.schema import KEY_COLUMNS, Column, TableSpec
 
 MAX_FILE_BYTES = 1 << 20
@@ -43,11 +44,13 @@ class ServerConfig:
 
     capacity_bytes: of all tables together; None for no bound but the tables' own.
     spill_dir: where tables with `spill` may write; None if nowhere.
+    journal: where the server writes down what it must not forget; None if nowhere.
     """
 
     tables: tuple[TableSpec, ...]
     capacity_bytes: int | None = None
     spill_dir: str | None = None
+    journal: JournalConfig | None = None
 
 
 def load_config(path: Path, *, known_tables: Collection[str] = ()) -> ServerConfig:

@@ -31,12 +31,13 @@ from flight.errors import InvalidRequestError, OverloadedError
 from flight.schema import TableSpec
 from flight.server import watching
 from flight.server.description import described_schema
-from flight.server.finishing import check_lease, finish
+from flight.server.finishing import check_lease, finish, finishing_actions
 from flight.server.guard import CallGuard, next_chunk
 from flight.server.idle import PutWatch
 from flight.server.open_streams import PutStreamSession, TakeStreamSession
 from flight.server.plans import to_fetch, to_message, to_order
 from flight.server.putting import add_batch, put_shared, sum_up
+from flight.server.snapshots import SNAPSHOT_SCHEMA, keeping_actions, snapshot_pieces
 from flight.server.sql import SqlEngine
 from flight.server.storage import Relay, endpoints_of, register, storage_actions
 from flight.server.subscription import serve_subscription
@@ -70,7 +71,7 @@ class QueueServer(paflight.FlightServerBase):
         self._shared = shared
         self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         for spec in tables:
-            self._broker.create_table(spec, exist_ok=False)
+            self._broker.create_table(spec, exist_ok=self._broker.remembers)
         self._guard = CallGuard()
         self._relay = Relay(self._broker)
         self._sql = SqlEngine(self._broker)
@@ -83,17 +84,10 @@ class QueueServer(paflight.FlightServerBase):
             "describe": lambda r: m.from_spec(self._broker.describe(r.table)),
             "shared_memory": lambda _: self._shared.offer() if self._shared is not None else None,
             "list_tables": lambda _: self._broker.list_tables(),
-            "stats": lambda r: self._broker.stats(r.table),
-            "ack": lambda r: self._broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
-            "nack": lambda r: self._broker.nack(
-                r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
-            ),
-            "renew": lambda r: self._broker.renew(r.table, r.consumer, r.lease_id, check_lease(r.lease_s)),
-            "seal": lambda r: self._broker.seal(r.table, r.expected_rows),
-            "announce": lambda r: self._broker.announce(r.table, r.policy_version),
-            "set_max_staleness": lambda r: self._broker.set_max_staleness(r.table, r.max_staleness),
         }
-        self._actions |= table_actions(self._broker) | storage_actions(self._broker, self._relay)
+        for made in (table_actions, finishing_actions, keeping_actions):
+            self._actions |= made(self._broker)
+        self._actions |= storage_actions(self._broker, self._relay)
         self._broker.relay = self._relay.whole
         self._puts = puts or PutWatch()
         self._puts.start()
@@ -153,6 +147,9 @@ class QueueServer(paflight.FlightServerBase):
                 )
             if isinstance(request, m.WatchTicket):
                 return paflight.GeneratorStream(watching.SCHEMA, self._watch(context, request))
+            if isinstance(request, m.SnapshotTicket):
+                pieces = self._streamed("snapshot", snapshot_pieces(self._broker))
+                return paflight.GeneratorStream(SNAPSHOT_SCHEMA, pieces)
             if isinstance(request, m.SqlTicket):
                 self._wait(context, request.deadline_s)
                 rows = self._sql.query(
@@ -279,11 +276,12 @@ class QueueServer(paflight.FlightServerBase):
         for name in request.tables or ():
             self._broker.describe(name)
 
-        def stream() -> Iterator[pa.RecordBatch]:
-            with self._call("watch"), self._stream():
-                yield from found
+        return self._streamed("watch", found)
 
-        return stream()
+    def _streamed(self, what: str, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what is found while the stream is read."""
+        with self._call(what), self._stream():
+            yield from found
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

@@ -1,6 +1,9 @@
-"""Acks, nacks and renewals that come on an open stream, or ride with a take. No state."""
+"""Acks, nacks and renewals: as actions, on an open stream, or riding with a take. No state."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from flight import messages as m
 from flight import stream_messages as sm
@@ -8,6 +11,17 @@ from flight.broker import Broker
 from flight.errors import InvalidRequestError
 
 MAX_LEASE_S = 86_400.0
+
+
+def finishing_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
+    """Return what each action does, by name."""
+    return {
+        "ack": lambda r: broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
+        "nack": lambda r: broker.nack(
+            r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
+        ),
+        "renew": lambda r: broker.renew(r.table, r.consumer, r.lease_id, check_lease(r.lease_s)),
+    }
 
 
 def finish(

@@ -21,6 +21,8 @@ import structlog
 from flight.broker import Broker
 from flight.data.spill import SpillDirectory
 from flight.errors import InvalidRequestError, UnavailableError
+from flight.journal.broker import JournaledBroker
+from flight.journal.config import JournalConfig
 from flight.memory import keep_freed_memory
 from flight.schema import TableSpec
 from flight.server import QueueServer
@@ -51,15 +53,18 @@ def serve(
     put_idle_s: float = IDLE_S,
     announce: Callable[[str], None],
     shared_memory_bytes: int = 0,
+    journal: JournalConfig | None = None,
 ) -> int:
     """Serve until told to stop; returns the exit code. `announce` is called with the address once it answers.
 
     `tables` are there before the first call is. `capacity_bytes` bounds all tables together, `spill_dir` is where
     tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent,
-    `shared_memory_bytes` how much memory clients of this host and user may share (0: none).
+    `shared_memory_bytes` how much memory clients of this host and user may share (0: none). With a `journal` the tables
+    of the server before are there, too.
 
     Raises:
         InvalidRequestError: there is no process `parent_pid`.
+        JournalDamagedError: the journal does not hold what was written; the message says what to do.
         UnavailableError: the address cannot be listened on.
     """
     keep_freed_memory()
@@ -70,7 +75,12 @@ def serve(
     if parent_pid is not None:
         stop_with(parent_pid, stop)
     spill = SpillDirectory(spill_dir) if spill_dir is not None else None
-    broker = Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-", capacity_bytes=capacity_bytes, spill=spill)
+    prefix = f"{uuid.uuid4().hex[:8]}-"
+    broker = (
+        Broker(lease_prefix=prefix, capacity_bytes=capacity_bytes, spill=spill)
+        if journal is None
+        else JournaledBroker(journal, lease_prefix=prefix, capacity_bytes=capacity_bytes, spill=spill)
+    )
     try:
         server = QueueServer(
             f"grpc://{host}:{port}",

@@ -1,4 +1,4 @@
-"""The actions that make, change and empty tables, and those of dead letters: messages in, broker calls out."""
+"""The actions that make, change, empty and describe tables, and those of dead letters: messages in, calls out."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ def table_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
         "missing": lambda r: broker.missing(r.table, r.uids),
         "truncate_table": lambda r: broker.truncate_table(r.table),
         "requeue": lambda r: broker.requeue(r.table, r.consumer, r.uids),
+        "seal": lambda r: broker.seal(r.table, r.expected_rows),
+        "announce": lambda r: broker.announce(r.table, r.policy_version),
+        "set_max_staleness": lambda r: broker.set_max_staleness(r.table, r.max_staleness),
+        "stats": lambda r: broker.stats(r.table),
     }
 
 

@@ -11,7 +11,7 @@ a fifo consumer, a whole group for a groups consumer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from flight.errors import InvalidRequestError
 from flight.schema import ConsumerSpec, TableSpec
 from flight.state.leases import Lease, LeaseBook, Row, Unit, rows_of
 from flight.state.ready import Entry, ReadyQueue
+from flight.state.snapshots import CursorSnapshot
 from flight.state.tally import Tally
 
 
@@ -128,6 +129,19 @@ class Cursor(LeaseBook):
         for label, entries in self._entries(units).items():
             self._queue.unpop_many(entries, label)
 
+    def pick(self, row_ids: Collection[int]) -> list[Unit]:
+        """Remove and return the ready units of these rows, wherever they stand; `push` or `lease` must follow."""
+        wanted = set(row_ids)
+        picked: list[Unit] = []
+        others: list[Unit] = []
+        while wanted and (units := self.pop_many(-(-len(wanted) // self.unit_size))):
+            for unit in units:
+                is_whole = wanted.issuperset(row.row_id for row in unit.rows)
+                (picked if is_whole else others).append(unit)
+            wanted.difference_update(row.row_id for row in rows_of(units))
+        self.push(others)
+        return picked
+
     def lease(
         self,
         units: list[Unit],
@@ -136,9 +150,11 @@ class Cursor(LeaseBook):
         version: int,
         deadline: float,
         max_staleness: int | None = None,
+        lease_id: str = "",
     ) -> Lease:
-        """Hand popped units to a member until `deadline`."""
-        lease = Lease(self.next_lease_id(), member, version, deadline, max_staleness, self._by_key(units))
+        """Hand popped units to a member until `deadline`. `lease_id` is new unless it is given."""
+        lease_id = lease_id or self.next_lease_id()
+        lease = Lease(lease_id, member, version, deadline, max_staleness, self._by_key(units))
         num_again = 0
         for unit in units:
             num_again += unit.attempts > 0
@@ -291,6 +307,49 @@ class Cursor(LeaseBook):
 
 def _is_ready(unit: Unit) -> bool:
     return unit.state == "ready"
+
+
+def capture_cursor(cursor: Cursor) -> CursorSnapshot:
+    """Return what does not follow from the rows of the table."""
+    tried = [unit for unit in cursor.units.values() if unit.attempts]
+    return CursorSnapshot(
+        counts=dict(cursor.counts),
+        tried_row_ids=[unit.rows[0].row_id for unit in tried],
+        tried_attempts=[unit.attempts for unit in tried],
+        leases=cursor.capture_leases(),
+        closed=cursor.capture_closed(),
+    )
+
+
+def restore_cursor(cursor: Cursor, snapshot: CursorSnapshot, rows: Mapping[int, Row]) -> None:
+    """Take back what `capture_cursor` returned into an empty cursor; `rows` are those of the table, oldest first."""
+    cursor.counts = Counter(snapshot.counts)
+    cursor.restore_closed(snapshot.closed)
+    for held in snapshot.leases:
+        lease = Lease(held.lease_id, held.member, held.version, held.deadline, held.max_staleness)
+        lease.num_closed = held.num_closed
+        lease.units = _held_units(cursor, [rows[row_id] for row_id in held.row_ids], held.lease_id)
+        cursor.units |= lease.units
+        cursor.open(lease)
+        cursor.leased.shift(lease.version, len(held.row_ids))
+    leased = set(cursor.units)
+    cursor.arrive(
+        [row for row in rows.values() if row.pending & cursor.bit and cursor.key(row) not in leased]
+    )
+    for row_id, attempts in zip(snapshot.tried_row_ids, snapshot.tried_attempts, strict=True):
+        cursor.units[cursor.key(rows[row_id])].attempts = attempts
+    cursor.uniform.clear()
+
+
+def _held_units(cursor: Cursor, rows: Iterable[Row], lease_id: str) -> dict[int | str, Unit]:
+    """Return the units of a lease by key, made of its rows."""
+    members: dict[int | str, list[Row]] = {}
+    for row in rows:
+        members.setdefault(cursor.key(row), []).append(row)
+    return {
+        key: Unit(tuple(each), min(map(cursor._version, each)), "leased", lease_id=lease_id)
+        for key, each in members.items()
+    }
 
 
 def _are_equal(values: list[Any]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from flight.state.leases import Row, Unit
+from flight.state.snapshots import LetterSnapshot
 
 DEAD_COLUMNS = ("dead_consumer", "dead_attempts", "dead_reason")
 """Columns that `read` adds for dead letters."""
@@ -34,6 +35,18 @@ class DeadLetters:
         self.num_rows = 0
         """Rows of all letters; a row given up by two consumers counts twice."""
         self._letters: dict[tuple[str, int], DeadLetter] = {}
+
+    def capture(self) -> list[LetterSnapshot]:
+        """Return the dead letters as plain data, oldest first."""
+        return [
+            LetterSnapshot(
+                consumer=letter.consumer,
+                row_ids=[row.row_id for row in letter.rows],
+                attempts=letter.attempts,
+                reason=letter.reason,
+            )
+            for letter in self._letters.values()
+        ]
 
     def add(self, consumer: str, unit: Unit, reason: str) -> None:
         """Keep a unit; the caller lets the `surplus` go."""

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from flight.errors import InvalidRequestError, TableSealedError
+from flight.state.snapshots import EndingSnapshot
 
 MISSING_GROUPS_KEPT = 100_000
 """Groups that ended short and are remembered, so that a late row of one is not counted twice."""
@@ -87,6 +88,22 @@ class Ending:
     def expect_again(self, group_id: str) -> None:
         """Note that the rows of a group may come after all."""
         self._unmiss(group_id, self._missing.get(group_id, 0))
+
+    def capture(self) -> EndingSnapshot:
+        """Return all of it as plain data."""
+        return EndingSnapshot(
+            is_declared=self.is_declared,
+            expected_rows=self.expected_rows,
+            num_never=self.num_never,
+            missing=list(self._missing.items()),
+        )
+
+    def restore(self, snapshot: EndingSnapshot) -> None:
+        """Take back what `capture` returned."""
+        self.is_declared = snapshot.is_declared
+        self.expected_rows = snapshot.expected_rows
+        self.num_never = snapshot.num_never
+        self._missing = OrderedDict(snapshot.missing)
 
     def _unmiss(self, group_id: str, num_rows: int) -> None:
         if num_rows:

@@ -7,6 +7,7 @@ table never shuts out the rows that would let a group be taken.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flight.errors import InvalidRequestError
@@ -80,6 +81,20 @@ class GroupBook:
         """Return whether some rows of a group have left already."""
         group = self._groups.get(group_id)
         return group is None or len(group.rows) < group.num_arrived
+
+    def arrivals(self) -> dict[str, int]:
+        """Return how many rows of each group have come, for a snapshot."""
+        return {group_id: group.num_arrived for group_id, group in self._groups.items()}
+
+    def restore(self, rows: Iterable[Row], arrivals: dict[str, int]) -> None:
+        """Take back what `arrivals` returned; `rows` are those that are in the table."""
+        for group_id, num_arrived in arrivals.items():
+            self._groups[group_id] = Group(num_arrived)
+        for row in rows:
+            self._groups[row.group_id].rows.append(row)
+        still_open = [num for num in arrivals.values() if num < self.group_size]
+        self.num_open = sum(self.group_size - num for num in still_open)
+        self.num_stranded = sum(still_open)
 
     def incomplete(self, group_id: str) -> list[Row]:
         """Return the rows of a group that is not whole yet."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from flight.errors import LeaseLostError
+from flight.state.snapshots import LeaseSnapshot
 
 CLOSED_LEASES_KEPT = 4096
 """Closed leases remembered a consumer, so that a repeated ack or nack is answered and not refused."""
@@ -71,6 +72,18 @@ class Lease:
         """Return the rows still held, in the order of delivery."""
         return rows_of(self.units.values())
 
+    def capture(self) -> LeaseSnapshot:
+        """Return the lease as plain data."""
+        return LeaseSnapshot(
+            lease_id=self.lease_id,
+            member=self.member,
+            version=self.version,
+            deadline=self.deadline,
+            max_staleness=self.max_staleness,
+            num_closed=self.num_closed,
+            row_ids=[row.row_id for row in self.rows()],
+        )
+
     def attempts(self) -> list[int]:
         """Return how often each of the rows was delivered, this time included."""
         return [unit.attempts for unit in self.units.values() for _ in unit.rows]
@@ -96,6 +109,18 @@ class LeaseBook:
         """Return an id that no lease had before."""
         self._num_leases += 1
         return f"{self._lease_prefix}{self.name}-{self._num_leases}"
+
+    def capture_leases(self) -> list[LeaseSnapshot]:
+        """Return the live leases as plain data."""
+        return [lease.capture() for lease in self.leases.values()]
+
+    def capture_closed(self) -> list[tuple[str, int]]:
+        """Return the leases that were closed whole and how many rows each held, oldest first."""
+        return list(self._closed.items())
+
+    def restore_closed(self, closed: Iterable[tuple[str, int]]) -> None:
+        """Take back what `capture_closed` returned."""
+        self._closed = OrderedDict(closed)
 
     def open(self, lease: Lease) -> None:
         """Keep a lease until its deadline."""

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flight.errors import InvalidRequestError, TableNotFoundError
-from flight.schema import Column, ConsumerSpec
+from flight.schema import Column, ConsumerSpec, TableSpec
 from flight.staleness import StalenessGate
 from flight.state.cursor import Cursor
 from flight.state.evolution import evolve
 from flight.state.leases import Lease, Row, Unit
+from flight.state.plan_book import Plan, PlanOrder
 from flight.state.settlement import Settlement
 from flight.state.tally import Tally
 from flight.table import PutOutcome, TableState
@@ -79,12 +80,16 @@ class Ledger(Settlement):
         table = self.table(name)
         spec = evolve(table.spec, columns, consumers)
         if spec != table.spec:
-            self.references.check_new(spec)
-            table.alter(spec)
-            self.references.declare(spec)
+            self.redefine(spec)
             self._skip_uniform(table)
             return True
         return False
+
+    def redefine(self, spec: TableSpec) -> None:
+        """Let a table be what `flight.state.evolution` made of it."""
+        self.references.check_new(spec)
+        self.table(spec.name).alter(spec)
+        self.references.declare(spec)
 
     def truncate(self, name: str) -> int:
         """Remove all rows of a table: leases void, tickets returned, the end forgotten. Returns how many rows.
@@ -164,9 +169,22 @@ class Ledger(Settlement):
         )
         return Taken(status="rows", policy_version=self.policy_version(name), lease=lease)
 
-    def ack(self, name: str, consumer: str, lease_id: str | None, uids: Sequence[str] | None) -> int:
-        """Finish rows for a consumer; see `TableState.ack`."""
+    def plan(self, name: str, order: PlanOrder, lease: Lease, sizes: Sequence[int]) -> Plan:
+        """Make the rows of a lease the plan of a step; see `PlanBook.add`."""
+        return self.table(name).plans.add(order, lease, sizes)
+
+    def ack(
+        self,
+        name: str,
+        consumer: str,
+        lease_id: str | None,
+        uids: Sequence[str] | None,
+        step: int | None = None,
+    ) -> int:
+        """Finish rows for a consumer; see `TableState.ack`. `step`, the optimizer step, is kept for the statistics."""
         num_rows = self.table(name).ack(consumer, lease_id, uids)
+        if step is not None:
+            self.table(name).last_step[consumer] = step
         self._settle(name)
         return num_rows
 
@@ -184,6 +202,18 @@ class Ledger(Settlement):
         num_rows = self.table(name).nack(consumer, lease_id, uids, reason=reason, requeue=requeue)
         self._settle(name)
         return num_rows
+
+    def renew(self, name: str, consumer: str, lease_id: str, deadline: float) -> None:
+        """Move a live lease's deadline."""
+        self.table(name).cursor(consumer).renew(lease_id, deadline)
+
+    def seal(self, name: str, expected_rows: int | None) -> None:
+        """Declare the end of a table; see `TableState.seal`."""
+        self.table(name).seal(expected_rows)
+
+    def discard_oldest_dead(self, name: str) -> bool:
+        """Let a dead letter make room; see `TableState.discard_oldest_dead`."""
+        return self.table(name).discard_oldest_dead()
 
     def expire(self, now: float) -> list[str]:
         """End the leases whose deadline has passed and remove rows that are too old; return the tables concerned."""

@@ -10,13 +10,16 @@ same id, with a split of its rows. It lives and ends with it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
+
+import msgspec
 
 from flight.errors import InvalidRequestError, LeaseLostError
 from flight.state.leases import Lease, Row
 from flight.state.plan import Split, SplitRules, num_micro_batches, split_rows
+from flight.state.snapshots import PlanSnapshot
 
 PLANS_KEPT = 256
 """Plans remembered a consumer, live ones always; asking for a step that is forgotten plans it anew."""
@@ -162,6 +165,32 @@ class PlanBook:
                 "ask for the plan of the step again"
             )
         return plan
+
+    def capture(self) -> list[PlanSnapshot]:
+        """Return the plans that a rank may still ask for, oldest first."""
+        return [
+            PlanSnapshot(
+                order=msgspec.to_builtins(plan.order),
+                plan_id=plan.plan_id,
+                status="live" if plan.status == "live" else "finished",
+                num_micro_batches=plan.num_micro_batches,
+            )
+            for steps in self._by_step.values()
+            for plan in steps.values()
+            if plan.status != "void"
+        ]
+
+    def restore(self, snapshots: Sequence[PlanSnapshot], leases: Mapping[str, Lease]) -> None:
+        """Take back what `capture` returned; `leases` are the live ones of the table. Splits are not known any more."""
+        for each in snapshots:
+            lease = leases.get(each.plan_id) or Lease(each.plan_id, "", 0, 0.0)
+            order = msgspec.convert(each.order, PlanOrder)
+            plan = Plan(order, lease, [], [], [], [[[]] * each.num_micro_batches], each.status)
+            self._by_step.setdefault(order.consumer, OrderedDict())[order.step] = plan
+            if each.status == "live":
+                self._by_id[plan.plan_id] = plan
+            else:
+                plan.split = []
 
     def end(self, lease_id: str, kind: str, *, is_whole: bool) -> None:
         """Note what befell rows of a lease, with `is_whole` the last ones: acked, or lost to the batch."""

@@ -18,7 +18,7 @@ that it had; a list that names a uid twice refers to it once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from flight.errors import InvalidRequestError, MissingReferencesError, TableNotFoundError
@@ -96,6 +96,13 @@ class ReferenceCounts:
         }
         return {source: row_ids for source, row_ids in found.items() if row_ids}
 
+    def rows_without(self, source: str, is_there: Callable[[str, str], bool]) -> list[int]:
+        """Return the rows of a table that refer to something that is not there."""
+        held = self._held.get(source, {})
+        return [
+            row_id for row_id, references in held.items() if not all(is_there(*each) for each in references)
+        ]
+
     def rows_of(self, source: str) -> list[int]:
         """Return the rows of a table that refer to something."""
         return list(self._held.get(source, {}))
@@ -117,6 +124,10 @@ class References:
                 self._tables[target].hold_for_references()
         if spec.name in self._targets:
             self._tables[spec.name].hold_for_references()
+
+    def expect(self, name: str) -> None:
+        """Note that rows of a table are held for references, though perhaps no table that refers to it is there."""
+        self._targets.add(name)
 
     def check_new(self, spec: TableSpec) -> None:
         """Raise unless a table may be as `spec` says, as far as references go.
@@ -200,6 +211,25 @@ class References:
             for uid in self.counts.add(name, row_ids[index], target, uids):
                 self._tables[target].hold(uid)
 
+    def restore(self, name: str, row_ids: Sequence[int], referring: Sequence[Referring]) -> None:
+        """Count again what rows of a table refer to, from a journal; negative `row_ids` are rows that are gone."""
+        for column in referring:
+            for row_id, uids in zip(row_ids, column.uids, strict=True):
+                if row_id >= 0 and uids and column.target in self._tables:
+                    for uid in self.counts.add(name, row_id, column.target, tuple(dict.fromkeys(uids))):
+                        self._tables[column.target].hold(uid)
+
+    def dangling(self) -> dict[str, list[int]]:
+        """Return rows by table that refer to what is not there; there are none unless a journal was damaged."""
+        return {
+            source: row_ids
+            for source, table in self._tables.items()
+            if table.spec.references() and (row_ids := self.counts.rows_without(source, self._is_there))
+        }
+
+    def _is_there(self, target: str, uid: str) -> bool:
+        return target in self._tables and self._tables[target].find(uid) is not None
+
     def leave(self, name: str, row_ids: Sequence[int]) -> list[str]:
         """Note that rows of a table are gone, and let go what only they referred to; return the targets concerned."""
         free = self.counts.leave(name, row_ids)
@@ -218,4 +248,6 @@ class References:
 
     def drop(self, name: str) -> list[str]:
         """Note that a table is gone with all its rows; return what `leave` does."""
+        declared = {target for table in self._tables.values() for target in table.spec.references()}
+        self._targets &= declared | self._tables.keys()
         return self.leave(name, self.counts.rows_of(name))

@@ -11,6 +11,7 @@ from flight.schema import KEY_COLUMNS, TableSpec
 from flight.state.ending import Ending
 from flight.state.groups import GroupBook
 from flight.state.leases import Row
+from flight.state.snapshots import RowsSnapshot, TableSnapshot
 
 RETIRED_UIDS_KEPT = 100_000
 """Uids of retired rows remembered a table; a put repeated later than that makes a new row."""
@@ -46,6 +47,8 @@ class RowBook:
         self.unreferenced: dict[int, Row] | None = None
         """Rows that nothing has referred to yet, oldest first; None in a table that no other refers to."""
         self._num_truncated = 0
+        self.next_row_id = 0
+        """The number of the next new row; numbers are never given twice, whatever happens to counts."""
 
     def parts_of(self, columns: Sequence[str]) -> int:
         """Return the bit set of the parts that hold `columns`; key columns are in every part."""
@@ -159,6 +162,63 @@ class RowBook:
         self.end = Ending(self.spec.name)
         self._num_truncated = self.counts["put"] - self._num_to_come_again
 
+    def capture_rows(self) -> RowsSnapshot:
+        """Return the rows as plain data."""
+        rows = self.rows.values()
+        return RowsSnapshot(
+            row_ids=list(self.rows),
+            uids=[row.uid for row in rows],
+            group_ids=[row.group_id for row in rows],
+            versions=[row.version for row in rows],
+            parts=[row.parts for row in rows],
+            pending=[row.pending for row in rows],
+            given_up=[row.given_up for row in rows],
+            dead=[row.dead for row in rows],
+            put_at=[row.put_at for row in rows],
+            num_made=[row.num_made for row in rows],
+            labels=[dict(row.labels) for row in rows],
+        )
+
+    def restore_rows(self, snapshot: TableSnapshot) -> None:
+        """Take back rows, uids, groups, counts and the end into an empty table."""
+        each = snapshot.rows
+        rows = list(
+            map(
+                Row,
+                *(each.row_ids, each.uids, each.group_ids, each.versions, each.parts, each.pending),
+                *(each.put_at, each.labels, each.given_up, each.dead, each.num_made),
+            )
+        )
+        self.rows.update(zip(each.row_ids, rows, strict=True))
+        self._by_uid.update(zip(each.uids, rows, strict=True))
+        self._by_uid.update(zip(snapshot.retired_uids, snapshot.retired_row_ids, strict=True))
+        self._retired_uids.extend(snapshot.retired_uids)
+        self.counts = Counter(snapshot.counts)
+        self._num_truncated = snapshot.num_truncated
+        self.next_row_id = self.counts["put"] if snapshot.next_row_id is None else snapshot.next_row_id
+        self.end.restore(snapshot.ending)
+        if self.groups:
+            self.groups.restore(rows, snapshot.arrived)
+        if snapshot.is_referred_to:
+            # Those that something refers to are taken out when the rows that do so have their values again.
+            self.unreferenced = {row.row_id: row for row in rows if row.pending & REFERENCED}
+
+    def capture_retired(self) -> tuple[list[str], list[int]]:
+        """Return the uids of retired rows that are remembered, oldest first, and the numbers that they had."""
+        found = ((uid, self.find_retired(uid)) for uid in self._retired_uids)
+        retired = [(uid, row_id) for uid, row_id in found if row_id is not None]
+        return [uid for uid, _ in retired], [row_id for _, row_id in retired]
+
+    def skip_row_ids(self, row_id: int) -> None:
+        """Let the next new row have this number, if it lies ahead: the rows between were put, and are lost."""
+        self.counts["put"] += max(0, row_id - self.next_row_id)
+        self.next_row_id = max(self.next_row_id, row_id)
+
+    @property
+    def num_truncated(self) -> int:
+        """Return how many rows came before the table was last truncated."""
+        return self._num_truncated
+
     def add(
         self,
         uids: Sequence[str],
@@ -170,11 +230,12 @@ class RowBook:
         now: float,
     ) -> list[Row]:
         """Make rows of new uids that `pending` consumers have to finish; one version a row, at least."""
-        first = self.counts["put"]
+        first = self.next_row_id
         rows = list(
             map(Row, count(first), uids, group_ids, versions, repeat(parts), repeat(pending), repeat(now))
         )
         self.counts["put"] += len(rows)
+        self.next_row_id += len(rows)
         self.rows.update(zip(count(first), rows))
         self._by_uid.update(zip(uids, rows, strict=True))
         if self.end.num_never:

@@ -16,6 +16,7 @@ from flight.state.deadletters import DeadLetter, DeadLetters
 from flight.state.leases import Row, Unit
 from flight.state.plan_book import PlanBook
 from flight.state.rows import REFERENCED, RowBook
+from flight.state.snapshots import TableSnapshot
 
 DEAD_LETTERS_KEPT = 1000
 """Rows given up that the statistics can name."""
@@ -268,6 +269,16 @@ class TableKeeping(RowBook):
         self.dead_letters += [(row.uid, consumer, reason) for row in rows]
         del self.dead_letters[:-DEAD_LETTERS_KEPT]
 
+    def restore_letters(self, snapshot: TableSnapshot) -> None:
+        """Take back the dead letters; the rows are there."""
+        for letter in snapshot.letters:
+            rows = tuple(self.rows[row_id] for row_id in letter.row_ids)
+            self.dead.add(letter.consumer, Unit(rows, 0, attempts=letter.attempts), letter.reason)
+        self.buried = {
+            row.row_id: row for row in self.rows.values() if row.dead and not row.pending & ~self._keyed
+        }
+        self.dead_letters = list(snapshot.given_up)
+
     # ---- age --------------------------------------------------------------------------------------------------
 
     def next_age_check(self) -> float | None:
@@ -308,6 +319,18 @@ class TableKeeping(RowBook):
                 self.remove(family, "expired")
         self._next_age_check = min(checks, default=None)
         return num_before - len(self.rows)
+
+    def shift_times(self, seconds: float) -> None:
+        """Take over another clock: the times at which rows were put are `seconds` later on it."""
+        for row in self.rows.values():
+            row.put_at += seconds
+        self._next_age_check = None
+
+    def renew_grace(self, now: float) -> None:
+        """Let rows that nothing has referred to yet begin to wait for that anew: those who would may be late."""
+        for row in (self.unreferenced or {}).values():
+            row.put_at = now
+        self._next_age_check = None
 
     def look_at_age_again(self) -> None:
         """Note that rows came back from a lease; they may be too old by now."""

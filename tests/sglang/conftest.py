@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modalities.base import EncodingProfile, MediaLimits
+from modalities.base import EncodingProfile, MediaLimits, Modality
 from modalities.registry import load_modalities
 from pipelines.toy_omni import ToySpec, make_toy_omni
 from relax.data.manifest import Manifest
@@ -89,9 +89,14 @@ def attach(servers: SGLangEngine, home: Home) -> Iterator[Callable[..., SGLangEn
 
 
 @pytest.fixture(scope="session")
-def prompts(home: Home) -> list[Prompt]:
+def modalities(home: Home) -> dict[str, Modality]:
+    """The encoders of the tiny model."""
+    return load_modalities(EncodingProfile.from_pretrained(home.model), MediaLimits(), [])
+
+
+@pytest.fixture(scope="session")
+def prompts(home: Home, modalities: dict[str, Modality]) -> list[Prompt]:
     """Prompts with a picture, a sound or a film."""
-    modalities = load_modalities(EncodingProfile.from_pretrained(home.model), MediaLimits(), [])
     builder = PromptBuilder(home.model, modalities, max_prompt_tokens=2048)
     manifest = Manifest(home.toy / "train.jsonl", modalities)
     built = [builder.build(manifest[line]) for line in range(len(manifest))]
@@ -99,13 +104,13 @@ def prompts(home: Home) -> list[Prompt]:
 
 
 @pytest.fixture(scope="session")
-def requests(prompts: list[Prompt]) -> list[GenerateRequest]:
+def requests(prompts: list[Prompt], modalities: dict[str, Modality]) -> list[GenerateRequest]:
     """A greedy request for each prompt, the first once more as text alone."""
     made = []
     for prompt in prompts:
         media: dict[str, list] = {}
-        for tower, item in zip(prompt.media_order, prompt.media, strict=True):
-            media.setdefault(tower, []).append(item)
+        for item in prompt.media:
+            media.setdefault(modalities[item.modality].tower, []).append(item.encoded)
         made.append(request_of(prompt.modality + str(prompt.index), prompt.token_ids, media))
     plain = prompts[0].token_ids[-6:]
     return [*made, request_of("text", plain, {})]

@@ -9,6 +9,7 @@ import pytest
 
 from flight.errors import InvalidRequestError
 from flight.files.table_config import ServerConfig, load_config, load_tables
+from flight.journal.config import JournalConfig
 from flight.schema import Column, ConsumerSpec, StalenessSpec, TableSpec, TicketSpec
 
 GOOD = """\
@@ -171,13 +172,18 @@ def test_load_config_reads_the_settings_of_the_server(tmp_path):
     """What belongs to no table."""
     tables = tuple(load_tables(write(tmp_path, GOOD)))
     assert load_config(tmp_path / "tables.yaml") == ServerConfig(tables=tables)
-    text = GOOD + "server: {capacity_bytes: 1.5 GiB, spill_dir: /tmp/spill}\n"
+    text = GOOD + (
+        "server: {capacity_bytes: 1.5 GiB, spill_dir: /tmp/spill, journal: {directory: /tmp/j, limit_bytes: 1 GiB}}\n"
+    )
     assert load_config(write(tmp_path, text)) == ServerConfig(
-        tables=tables, capacity_bytes=3 << 29, spill_dir="/tmp/spill"
+        tables=tables,
+        capacity_bytes=3 << 29,
+        spill_dir="/tmp/spill",
+        journal=JournalConfig(directory="/tmp/j", limit_bytes=1 << 30),
     )
     assert (
         refusal(tmp_path, GOOD + "server: {capacity: 1}\n")
-        == "tables.yaml:19: file: server: key must be one of capacity_bytes, spill_dir, got 'capacity'; "
+        == "tables.yaml:19: file: server: key must be one of capacity_bytes, spill_dir, journal, got 'capacity'; "
         "did you mean 'capacity_bytes'?"
     )
     assert "capacity_bytes must be positive, got 0" in refusal(
