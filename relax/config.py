@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modalities.base import MediaLimits
 from relax.algorithms.combinations import check_staleness
 from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
 from relax.errors import ConfigError
+from relax.rewards.config import RewardConfig, RewardPart
 from relax.rollout.sglang_config import SGLangConfig
 from relax.train.config import TrainerConfig
 
@@ -112,8 +113,8 @@ class RolloutConfig:
     """Longest completion in tokens."""
     temperature: float = 1.0
     """Sampling temperature of training rollouts; evaluation is greedy."""
-    reward: str = "exact_match"
-    """A reward of ours by name, or yours as `package.module:function`."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """How completions are scored; `reward: NAME` stands for one part of that name."""
     num_threads: int = 1
     """CPU threads of each service."""
     layers_per_column: int = 0
@@ -228,6 +229,7 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
         if "=" not in word:
             raise ConfigError(f"command line: an override must be key=value, got {word!r}")
         layers += _with_preset(f"command line {word!r}", _parse_word(word))
+    layers = [(origin, _with_reward(layer)) for origin, layer in layers]
     known = sorted(_known_keys(RunConfig))
     for origin, layer in layers:
         for key in _keys(layer):
@@ -286,6 +288,25 @@ def _with_preset(origin: str, layer: DictConfig) -> list[tuple[str, DictConfig]]
         raise ConfigError(f"{origin}: algorithm must be one of {', '.join(choices)}, got {name!r}{hint}")
     path = PRESETS / f"{name}.yaml"
     return [(str(path), _preset_defaults()), (str(path), _read_yaml(path)), (origin, layer)]
+
+
+def _with_reward(layer: DictConfig) -> DictConfig:
+    """Return the layer with the short form `rollout.reward: NAME` written out, and unknown keys of parts refused."""
+    rollout = layer.get("rollout")
+    if not isinstance(rollout, DictConfig) or "reward" not in rollout:
+        return layer
+    if isinstance(rollout["reward"], str):
+        rollout["reward"] = {"parts": [{"name": rollout["reward"]}]}
+    parts = rollout["reward"].get("parts") if isinstance(rollout["reward"], DictConfig) else None
+    known = [item.name for item in fields(RewardPart)]
+    for part in parts if isinstance(parts, ListConfig) else ():
+        for key in part if isinstance(part, DictConfig) else ():
+            if key not in known:
+                raise ConfigError(
+                    f"rollout.reward.parts: {key!r} is not a known key{_nearest(str(key), known)}; "
+                    "what the plug-in takes stands under options"
+                )
+    return layer
 
 
 def _preset_defaults() -> DictConfig:

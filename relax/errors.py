@@ -6,7 +6,8 @@ RelaxError
 ├── SnapshotError   (OSError)      published weights are damaged or do not fit the model
 ├── TrainingError   (RuntimeError) a batch cannot be trained on
 ├── ControlError    (ConnectionError) the control plane did not answer
-└── ServiceError    (RuntimeError) a role failed
+├── ServiceError    (RuntimeError) a role failed
+└── RewardFailedError (RuntimeError) a completion could not be scored; lives in relax.rewards.base
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ of media lies in `media` once, for as long as prompts or rollouts refer to it (`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -102,6 +102,25 @@ SAMPLE_COLUMNS = _columns(
     ("created_at", INSTANT, "when the row was put", "UTC"),
 )
 
+
+def reward_columns(labels: Iterable[str]) -> tuple[Column, ...]:
+    """Return the columns of what each part of the reward gave, and of why one failed."""
+    parts = [
+        (
+            f"reward_{label}",
+            pa.float32(),
+            f"part {label!r} of the reward, without its weight; null where it failed",
+        )
+        for label in labels
+    ]
+    error = (
+        "reward_error",
+        pa.string(),
+        "why there is no reward and the configured value stands for it; or null",
+    )
+    return tuple(replace(column, nullable=True) for column in _columns("rollout", *parts, error))
+
+
 TRAINED_COLUMNS = _columns(
     "actor",
     ("advantages", PER_TOKEN, "advantage that weighted each token", "", "[num_completion_tokens]"),
@@ -169,6 +188,7 @@ class RunShape:
 
     prompts_per_step: groups in a training batch. group_size: rollouts of one prompt.
     max_staleness: policy versions. lookahead_steps: training batches of prompts prepared in advance.
+    reward_labels: parts of the reward, each with a column of its own.
     """
 
     prompts_per_step: int
@@ -179,6 +199,7 @@ class RunShape:
     num_eval_prompts: int = 0
     capacity_bytes: int = 1 << 30
     record_media: bool = False
+    reward_labels: Sequence[str] = ()
 
     @property
     def rows_per_version(self) -> int:
@@ -195,7 +216,9 @@ def table_specs(
 ) -> dict[str, TableSpec]:
     """Return the specification of every table of a run, by name; one that others refer to comes before them."""
     routing_names = tuple(column.name for column in routing_columns)
-    sample_columns = (*SAMPLE_COLUMNS, *routing_columns)
+    rewards = reward_columns(shape.reward_labels)
+    reward_names = tuple(column.name for column in rewards)
+    sample_columns = (*SAMPLE_COLUMNS, *rewards, *routing_columns)
     recorder = ConsumerSpec(name="recorder", columns=MEDIA_FACTS)
     specs = [
         TableSpec(
@@ -218,7 +241,7 @@ def table_specs(
             columns=(*sample_columns, *TRAINED_COLUMNS),
             consumers=(
                 ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
-                ConsumerSpec(name="recorder", columns=(*RECORDED, *routing_names)),
+                ConsumerSpec(name="recorder", columns=(*RECORDED, *reward_names, *routing_names)),
             ),
             group_size=shape.group_size,
             staleness=StalenessSpec(
@@ -240,7 +263,11 @@ def table_specs(
         TableSpec(
             name="eval_rollouts",
             columns=sample_columns,
-            consumers=(ConsumerSpec(name="driver", columns=tuple(column.name for column in SAMPLE_COLUMNS)),),
+            consumers=(
+                ConsumerSpec(
+                    name="driver", columns=(*(column.name for column in SAMPLE_COLUMNS), *reward_names)
+                ),
+            ),
             capacity_rows=max(64, 4 * shape.num_eval_prompts),
             capacity_bytes=shape.capacity_bytes,
         ),

@@ -11,7 +11,7 @@ from modalities.routing import joined_routing, routing_names
 from relax.data.media import TABLE
 from relax.observe.media_recorder import MediaRecorder
 from relax.observe.recorder import RolloutRecorder
-from relax.records import RECORDED
+from relax.records import RECORDED, reward_columns
 from relax.roles.service import Service
 
 MEDIA_ROWS = 64
@@ -20,7 +20,8 @@ MEDIA_ROWS = 64
 
 def run(service: Service) -> None:
     """Record until the table is sealed and empty, or the role has to leave."""
-    columns = [*RECORDED, *routing_names(service.queue.describe("rollouts").columns_by_name)]
+    rewards = [column.name for column in reward_columns(service.config.rollout.reward.labels)]
+    columns = [*RECORDED, *rewards, *routing_names(service.queue.describe("rollouts").columns_by_name)]
     media = _MediaRows(service) if service.config.media.record else None
     written: Lease | None = None
     with (

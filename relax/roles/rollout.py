@@ -10,13 +10,16 @@ from __future__ import annotations
 import time
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 
 from flight.client import Lease
+from flight.errors import FlightQueueError
 from modalities.base import EncodingProfile
 from modalities.media import MediaTable
 from modalities.packing import pack_list, unpack_present
@@ -25,10 +28,12 @@ from modalities.routing import routing_groups, routing_to_arrow
 from relax.data.media import TABLE, MediaReader
 from relax.errors import ServiceError
 from relax.models.spec import ThinkerSpec
-from relax.records import INSTANT, SAMPLE_COLUMNS
+from relax.records import INSTANT, SAMPLE_COLUMNS, reward_columns
+from relax.rewards.base import RewardInput
+from relax.rewards.config import RewardConfig
+from relax.rewards.scorer import Score, Scorer
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
-from relax.rollout.rewards import Reward, RewardInput, load_reward
 
 REPEATED = (
     "prompt_index",
@@ -63,7 +68,7 @@ class Answers:
 
     rows: list[int] = field(default_factory=list)
     groups: list[list[Completion]] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
 
@@ -80,7 +85,7 @@ def run(service: Service) -> None:
     held_out = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
     max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
     engine = make_engine(service)
-    worker = RolloutWorker(service, engine, load_reward(config.rollout.reward))
+    worker = RolloutWorker(service, engine, Scorer(config.rollout.reward))
     service.report(state="ready")
     while not service.leaving:
         service.wait_while_paused()
@@ -89,7 +94,7 @@ def run(service: Service) -> None:
         if worker.serve(held_out, config.evaluation.max_prompts, deadline_s=0.0):
             continue
         worker.serve(training, max_prompts, deadline_s=0.25)
-    engine.close()
+    worker.close()
 
 
 def make_engine(service: Service) -> RolloutEngine:
@@ -116,12 +121,12 @@ def make_engine(service: Service) -> RolloutEngine:
 
 
 class RolloutWorker:
-    """Answers leases of prompts with one engine and one reward."""
+    """Answers leases of prompts with one engine and one scorer."""
 
-    def __init__(self, service: Service, engine: RolloutEngine, reward: Reward) -> None:
+    def __init__(self, service: Service, engine: RolloutEngine, scorer: Scorer) -> None:
         self._service = service
         self._engine = engine
-        self._reward = reward
+        self._scorer = scorer
         profile = EncodingProfile.from_pretrained(service.model_dir)
         options, media = service.config.modalities, service.config.media
         modalities = load_modalities(profile, options.limits, options.extra)
@@ -133,6 +138,11 @@ class RolloutWorker:
         self._layer_groups = routing_groups(service.queue.describe("rollouts").columns_by_name)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
         self._refused_in_a_row = 0
+
+    def close(self) -> None:
+        """End the engine and the reward's processes."""
+        self._engine.close()
+        self._scorer.close()
 
     def adopt_newest(self) -> bool:
         """Adopt the newest published weights; return whether the engine has any."""
@@ -190,7 +200,7 @@ class RolloutWorker:
             completions = self._engine.generate(requests)
         elapsed_s = time.monotonic() - started
         with service.clock.part("score"):
-            answers = self._scored(prompts, completions, stream.num_samples)
+            answers = self._scored(stream, lease, completions)
         with service.clock.part("put"):
             self._put(stream, lease, answers, elapsed_s)
         if stream.rollouts == "rollouts":
@@ -249,43 +259,35 @@ class RolloutWorker:
     def _seed(self, uid: str) -> int:
         return zlib.crc32(f"{self._service.config.seed}/{uid}".encode())
 
-    def _scored(self, prompts: pa.Table, completions: list[Completion], num_samples: int) -> Answers:
+    def _scored(self, stream: Stream, lease: Lease, completions: list[Completion]) -> Answers:
+        """Sort the groups of a lease: whole ones with their scores, those that failed, those that were aborted."""
         by_uid: dict[str, list[Completion]] = defaultdict(list)
         for completion in completions:
             by_uid[completion.uid].append(completion)
-        answers = Answers()
-        facts = prompts.select(["uid", "modality", "prompt_text", "reference_answer"]).to_pylist()
+        facts = lease.table.select(["uid", "modality", "prompt_text", "reference_answer"]).to_pylist()
+        answers, samples = Answers(), []
         for row, prompt in enumerate(facts):
             group = by_uid[prompt["uid"]]
             if any(completion.finish_reason == "abort" for completion in group):
                 answers.aborted.append(prompt["uid"])
-                continue
-            rewards: list[float] = []
-            reason = check_group(group, num_samples) or self._score(prompt, group, rewards)
-            if reason:
+            elif reason := check_group(group, stream.num_samples):
                 answers.failed[prompt["uid"]] = reason
             else:
                 answers.rows.append(row)
                 answers.groups.append(group)
-                answers.rewards.extend(rewards)
-        return answers
+                samples += [reward_input(prompt, completion) for completion in group]
+        beat_s = self._service.config.queue.lease_s / 4
+        scores = self._scorer.score(samples, beat=lambda: self._renew(stream, lease), beat_s=beat_s)
+        return settle(
+            answers, scores, [prompt["uid"] for prompt in facts], self._service.config.rollout.reward
+        )
 
-    def _score(self, prompt: dict, group: list[Completion], rewards: list[float]) -> str:
-        """Append one reward a completion; return why a reward failed, or ''."""
-        for completion in group:
-            sample = RewardInput(
-                prompt_text=prompt["prompt_text"],
-                completion_text=completion.text,
-                reference_answer=prompt["reference_answer"],
-                finish_reason=completion.finish_reason,
-                modality=prompt["modality"],
-                num_completion_tokens=len(completion.token_ids),
+    def _renew(self, stream: Stream, lease: Lease) -> None:
+        """Keep the lease while rewards take their time; one that is lost already is found out by the put."""
+        with suppress(FlightQueueError):
+            self._service.queue.renew(
+                stream.prompts, "rollout", lease.lease_id, self._service.config.queue.lease_s
             )
-            result = self._reward(sample)
-            if result.error:
-                return f"completion {completion.sample_index}: reward failed: {result.error}"
-            rewards.append(result.reward)
-        return ""
 
     def _rows(self, prompts: pa.Table, answers: Answers, stream: Stream, elapsed_s: float) -> pa.Table:
         """Return the rows of table `rollouts`: the prompt's columns repeated, then what was sampled."""
@@ -301,7 +303,7 @@ class RolloutWorker:
             "token_policy_versions": pack_list([[each] for each in versions], pa.int32()),
             "policy_version_start": [int(each[0]) for each in versions],
             "policy_version_end": [int(each[-1]) for each in versions],
-            "reward": answers.rewards,
+            "reward": [score.reward for score in answers.scores],
             "finish_reason": [each.finish_reason for each in completions],
             "temperature": [stream.temperature] * count,
             "seed": [self._seed(uid) for uid in uids],
@@ -317,10 +319,60 @@ class RolloutWorker:
         columns["group_id"] = pa.array(uids)
         for name, values in sampled.items():
             columns[name] = values if isinstance(values, pa.Array) else pa.array(values, types[name])
+        columns |= score_columns(answers.scores, self._service.config.rollout.reward)
         columns |= routing_to_arrow(
             [each.routed_experts for each in completions], self._num_experts, self._layer_groups
         )
         return pa.table(columns)
+
+
+def reward_input(prompt: dict, completion: Completion) -> RewardInput:
+    """Return what rewards may see of a completion."""
+    return RewardInput(
+        prompt_text=prompt["prompt_text"],
+        completion_text=completion.text,
+        reference_answer=prompt["reference_answer"],
+        finish_reason=completion.finish_reason,
+        modality=prompt["modality"],
+        num_completion_tokens=len(completion.token_ids),
+    )
+
+
+def settle(answers: Answers, scores: Sequence[Score], uids: Sequence[str], config: RewardConfig) -> Answers:
+    """Return the answers with the scores of their groups, one a completion, groups that a failure costs left out.
+
+    With `on_failure=use_value` a failure costs its row alone, unless nobody in its group got a reward.
+    """
+    settled = Answers(failed=dict(answers.failed), aborted=answers.aborted)
+    first = 0
+    for row, group in zip(answers.rows, answers.groups, strict=True):
+        own = list(scores[first : first + len(group)])
+        first += len(group)
+        errors = [
+            f"completion {completion.sample_index}: reward failed: {score.error}"
+            for completion, score in zip(group, own, strict=True)
+            if score.error
+        ]
+        if errors and (config.on_failure == "drop_group" or len(errors) == len(group)):
+            settled.failed[uids[row]] = errors[0]
+            continue
+        settled.rows.append(row)
+        settled.groups.append(group)
+        settled.scores += [
+            replace(score, reward=config.failed_reward) if score.error else score for score in own
+        ]
+    return settled
+
+
+def score_columns(scores: Sequence[Score], config: RewardConfig) -> dict[str, pa.Array]:
+    """Return the columns of the reward's parts and failures."""
+    values: dict[str, list] = {
+        part.column: [score.parts.get(part.key) for score in scores] for part in config.parts
+    }
+    values["reward_error"] = [score.error or None for score in scores]
+    return {
+        column.name: pa.array(values[column.name], column.type) for column in reward_columns(config.labels)
+    }
 
 
 def check_group(group: list[Completion], num_samples: int) -> str:

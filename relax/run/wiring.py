@@ -23,7 +23,7 @@ from relax.config import RunConfig
 from relax.errors import ConfigError, WiringError
 from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
-from relax.rollout.rewards import load_reward
+from relax.rewards.registry import load_reward
 from relax.rollout.sglang_config import check_installation
 from relax.train.layout import ModelSizes, check_layout
 
@@ -42,7 +42,8 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
     """
     _check_files(config)
     try:
-        load_reward(config.rollout.reward)
+        for part in config.rollout.reward.parts:
+            load_reward(part).check()
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(f"rollout.reward: {error}") from error
     if config.prompts_per_step < config.rollout.num_workers:
@@ -95,6 +96,7 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         num_eval_prompts=config.evaluation.max_prompts,
         capacity_bytes=config.queue.capacity_bytes,
         record_media=config.media.record,
+        reward_labels=config.rollout.reward.labels,
     )
     media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:

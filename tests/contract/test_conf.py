@@ -113,7 +113,7 @@ def test_unknown_preset_is_refused(word: str, message: str) -> None:
 
 def test_config_fields_have_docstrings() -> None:
     """Each field of the run's configuration says its unit and what absence means."""
-    files = ("config.py", "algorithms/config.py", "algorithms/sections.py")
+    files = ("config.py", "algorithms/config.py", "algorithms/sections.py", "rewards/config.py")
     trees = [ast.parse((ROOT / "relax" / file).read_text()) for file in files]
     bare = []
     for cls in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
@@ -141,6 +141,16 @@ NESTED |= {"correction", "critic", "sampling"}
         ),
         ("num_steps=ten", ["num_steps", "'ten'"]),
         ("group_size=1", ["group_size: must be at least 2, got 1"]),
+        ("rollout.reward.retries=-1", ["rollout.reward.retries: must be at least 0, got -1"]),
+        ("rollout.reward.on_failure=dorp", ["must be one of drop_group, use_value, got 'dorp'"]),
+        (
+            "rollout.reward.parts=[{name: exact_match, wieght: 2}]",
+            ["'wieght' is not a known key; did you mean 'weight'?", "stands under options"],
+        ),
+        (
+            "rollout.reward.parts=[]",
+            ["rollout.reward.parts: must hold a part with a weight other than 0, got 0"],
+        ),
         ("media.keep=pixels", ["media.keep: must be one of arrays, bytes, got 'pixels'"]),
         ("rollout.layers_per_column=-1", ["rollout.layers_per_column: must be at least 0, got -1"]),
         (

@@ -40,6 +40,8 @@ HOMES = {
     "omegaconf": ("relax/config.py",),
     "PIL": ("modalities/image.py", "pipelines/toy_omni.py"),
     "av": ("modalities/video.py", "pipelines/toy_omni.py"),
+    "math_verify": ("relax/rewards/math_equivalence.py",),
+    "sympy": (),
     "librosa": ("modalities/audio.py",),
     "soundfile": ("modalities/audio.py", "pipelines/toy_omni.py"),
     "matplotlib": ("relax/observe/report.py", "relax/observe/charts.py"),

@@ -7,6 +7,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from relax.config import load_config
 from tests.kit.job import GROUP_SIZE, NUM_STEPS, PROMPTS_PER_STEP, half_written, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,9 @@ def test_job_keeps_the_policy_versions_straight(rollouts):
 def test_job_scores_with_a_reward_of_the_user(finished_run, rollouts):
     """`rollout.reward=my_rewards:half` from PYTHONPATH decides the rewards."""
     assert set(rollouts["reward"]) == {0.0, 0.5}
-    assert "reward: my_rewards:half" in (finished_run.run_dir / "config.yaml").read_text()
+    assert (rollouts["reward_half"] == rollouts["reward"]).all()
+    assert rollouts["reward_error"].isna().all()
+    assert load_config([finished_run.run_dir / "config.yaml"]).rollout.reward.labels == ["half"]
 
 
 def test_job_records_are_read_by_polars(finished_run):

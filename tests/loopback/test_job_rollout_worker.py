@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +17,19 @@ from modalities.base import MediaLimits
 from modalities.media import MediaTable
 from modalities.registry import load_modalities
 from modalities.routing import routing_columns
-from relax.config import RunConfig
+from relax.config import RolloutConfig, RunConfig
 from relax.control.hub import ControlHub
 from relax.control.member import ControlMember
 from relax.data.prompts import Prompt, prompts_to_arrow
 from relax.errors import ServiceError
 from relax.records import RunShape, table_specs
+from relax.rewards.config import RewardConfig, RewardPart
+from relax.rewards.scorer import Scorer
 from relax.roles.rollout import MAX_REFUSED_IN_A_ROW, RolloutWorker, Stream
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, refused
-from relax.rollout.rewards import load_reward
 from tests.kit.engine import FakeEngine, Script
+from tests.kit.job import PLUGINS
 from tests.kit.media import PROFILE
 from tests.kit.server import queue_server
 
@@ -37,10 +40,20 @@ MODALITIES = load_modalities(PROFILE, MediaLimits())
 
 
 @pytest.fixture
-def service(job_home: Path, tmp_path: Path) -> Iterator[Service]:
-    """A rollout service with the tables of a run, on a server of its own."""
-    config = RunConfig(group_size=GROUP_SIZE, prompts_per_step=4)
-    shape = RunShape(prompts_per_step=100, group_size=GROUP_SIZE, max_staleness=4)
+def service(
+    job_home: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Service]:
+    """A rollout service with the tables of a run, on a server of its own; its reward is the parameter, if any."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]))
+    rollout = RolloutConfig(reward=getattr(request, "param", RewardConfig()))
+    config = RunConfig(group_size=GROUP_SIZE, prompts_per_step=4, rollout=rollout)
+    shape = RunShape(
+        prompts_per_step=100,
+        group_size=GROUP_SIZE,
+        max_staleness=4,
+        reward_labels=config.rollout.reward.labels,
+    )
     media = MediaTable(MODALITIES, "arrays").columns()
     with queue_server() as (uri, _), ControlHub() as hub, QueueClient(uri, identity="rollout-0") as queue:
         for spec in table_specs(shape, media, routing_columns()).values():
@@ -109,7 +122,7 @@ def spoiling(uid: str, **changes) -> Script:
 
 
 def make_worker(service: Service, script: Script) -> RolloutWorker:
-    return RolloutWorker(service, FakeEngine(script), load_reward("exact_match"))
+    return RolloutWorker(service, FakeEngine(script), Scorer(service.config.rollout.reward))
 
 
 def errors_of(service: Service) -> list[dict]:
@@ -176,6 +189,42 @@ def test_aborted_prompt_is_given_back(service):
     assert errors_of(service) == []
     assert service.queue.read("rollouts").num_rows == 0
     assert service.queue.stats("prompts")["consumers"]["rollout"]["ready"] == 1
+
+
+CRASHING = [RewardPart(name="bad_rewards:leaves", label="judge"), RewardPart(name="exact_match", weight=0.5)]
+CRASH = "judge: must not end its process, got exit code 0"
+
+
+@pytest.mark.parametrize("service", [RewardConfig(parts=CRASHING, retries=1, workers=1)], indirect=True)
+def test_reward_that_crashes_costs_its_group(service):
+    """The process of the plug-in ends, the role's does not: one row error, and the other group's parts are recorded."""
+    uids = put_prompts(service, 2)
+    worker = make_worker(service, spoiling(uids[0], text="leave"))
+    assert worker.serve(TRAINING, 2, deadline_s=5.0)
+    rows = service.queue.read("rollouts").select(["reward", "reward_judge", "reward_exact_match"]).to_pylist()
+    assert rows == [{"reward": 1.5, "reward_judge": 1.0, "reward_exact_match": 1.0}] * 2
+    (error,) = errors_of(service)
+    assert (error["place"], error["reason"]) == ("prompts row 0-0", f"completion 1: reward failed: {CRASH}")
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    "service",
+    [RewardConfig(parts=CRASHING, retries=0, workers=1, on_failure="use_value", failed_reward=-1.0)],
+    indirect=True,
+)
+def test_reward_that_crashes_can_cost_its_row_alone(service):
+    """The row is marked with the reason and gets the configured value; no row error."""
+    uids = put_prompts(service, 1)
+    worker = make_worker(service, spoiling(uids[0], text="leave"))
+    assert worker.serve(TRAINING, 1, deadline_s=5.0)
+    names = ["reward", "reward_judge", "reward_exact_match", "reward_error"]
+    assert service.queue.read("rollouts").select(names).to_pylist() == [
+        dict(zip(names, (1.5, 1.0, 1.0, None), strict=True)),
+        dict(zip(names, (-1.0, None, 0.0, CRASH), strict=True)),
+    ]
+    assert errors_of(service) == []
+    worker.close()
 
 
 def test_engine_that_never_answers_rightly_is_an_error(service):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from relax.rollout.rewards import RewardInput
+from relax.rewards.base import RewardInput
 
 
 def half(sample: RewardInput) -> float:

@@ -55,6 +55,20 @@ def test_table_specs_say_of_every_column_who_writes_it():
     assert {column.writer for column in specs["prompts"].columns} == {"preprocess"}
 
 
+def test_table_specs_have_a_column_for_each_part_of_the_reward():
+    """Beside the reward, with the reason of a failure; the recorder and the driver see them, the actor does not."""
+    shape = RunShape(prompts_per_step=2, group_size=2, max_staleness=0, reward_labels=("math", "form"))
+    specs = table_specs(shape, MEDIA, ROUTING)
+    names = {"reward_math", "reward_form", "reward_error"}
+    for table in ("rollouts", "eval_rollouts"):
+        columns = specs[table].columns_by_name
+        assert names <= set(columns)
+        assert all(columns[name].nullable and columns[name].writer == "rollout" for name in names)
+    seen = {each.name: names <= set(each.columns) for each in specs["rollouts"].consumers}
+    assert seen == {"actor": False, "recorder": True}
+    assert names <= set(specs["eval_rollouts"].consumers[0].columns)
+
+
 def test_mean_rewards_are_by_modality_in_order():
     """Each modality's own mean; nothing for none."""
     rows = pa.table(

@@ -12,6 +12,7 @@ import pytest
 from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
 from relax.errors import ConfigError, WiringError
 from relax.records import WRITES
+from relax.rewards.config import RewardConfig, RewardPart
 from relax.rollout.sglang_config import SGLangConfig
 from relax.run.wiring import build_tables, check_columns, check_wiring
 from relax.train.config import TrainerConfig
@@ -61,8 +62,9 @@ def test_check_wiring_accepts_the_defaults():
             "prompts_per_step: must be at least actor.layout.dp=4, for each rank trains whole groups, got 3",
         ),
         (
-            RunConfig(rollout=RolloutConfig(reward="exact")),
-            "rollout.reward: reward: must be one of ['exact_match'] or 'package.module:function', got 'exact'",
+            RunConfig(rollout=RolloutConfig(reward=RewardConfig(parts=[RewardPart(name="formal")]))),
+            "rollout.reward: reward: must be one of ['code', 'exact_match', 'format', 'fuzzy_match', 'generative', "
+            "'http', 'math', 'multiple_choice'] or 'package.module:function', got 'formal'; did you mean 'format'?",
         ),
     ],
 )
