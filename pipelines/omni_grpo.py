@@ -6,9 +6,11 @@ machine and leaves recorded rollouts, checkpoints, metrics and a report under `r
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the program runs from a clone that is not installed
 
 from relax.config import RunConfig, load_config, save_config  # noqa: E402  (after the path)
+from relax.data.config import SourceConfig  # noqa: E402
 from relax.errors import ConfigError, RelaxError, ServiceError  # noqa: E402
 from relax.run.attachment import check_server  # noqa: E402
 from relax.run.directory import make_run_dir, release_run_dir  # noqa: E402
@@ -77,14 +80,16 @@ def _share_clone() -> None:
 
 def _prepare(config: RunConfig) -> None:
     """Make the toy data set and the tiny model where the configuration names none."""
-    if config.data.manifest is None:
+    if not config.data.train_sources():
         data_dir = Path("data/toy_omni")
         _step("data set", [ROOT / "pipelines" / "toy_omni.py", "--out", data_dir])
         config.data.manifest = str(data_dir / "train.jsonl")
-        config.data.eval_manifest = config.data.eval_manifest or str(data_dir / "eval.jsonl")
+        config.data.eval = config.data.eval or {"toy": SourceConfig(path=str(data_dir / "eval.jsonl"))}
     if config.model.path is None:
         model_dir = Path(f"data/tiny_omni-{config.seed}")
-        words = ["--out", model_dir, "--seed", config.seed, "--manifest", config.data.manifest]
+        words = ["--out", model_dir, "--seed", config.seed]
+        for source in config.data.train_sources().values():
+            words += ["--source", json.dumps(asdict(source))]
         _step("tiny model", [ROOT / "pipelines" / "tiny_omni.py", *words])
         config.model.path = str(model_dir)
 

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +24,9 @@ import typer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the program runs from a clone that is not installed
 
-from relax.data.manifest import Manifest, Record  # noqa: E402  (after the path)
-from relax.errors import RelaxError, WiringError  # noqa: E402
+from relax.data.config import SourceConfig, read_sources  # noqa: E402  (after the path)
+from relax.data.manifest import Manifest, Record  # noqa: E402
+from relax.errors import ConfigError, RelaxError, WiringError  # noqa: E402
 
 if TYPE_CHECKING:
     from relax.models.warm_up import Question, WarmUpConfig
@@ -36,23 +38,36 @@ STAMP = "tiny_omni.json"
 
 def main(
     out: Annotated[Path, typer.Option(help="directory to make")],
-    manifest: Annotated[Path, typer.Option(help="JSONL manifest whose questions the model learns to answer")],
+    source: Annotated[
+        list[str],
+        typer.Option(help="path with questions that the model learns to answer, or a source's keys as JSON"),
+    ],
     seed: Annotated[int, typer.Option(help="decides weights and warm-up")] = 0,
 ) -> None:
     """Make a tiny Qwen3-Omni-MoE thinker that answers in the right form, at chance."""
     try:
-        typer.echo(make(out, manifest, seed))
+        typer.echo(make(out, _sources(source), seed))
     except (OSError, RelaxError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
 
 
-def make(out: Path, manifest: Path, seed: int, warm_up: WarmUpConfig | None = None) -> str:
+def _sources(words: list[str]) -> list[SourceConfig]:
+    try:
+        given = {
+            f"source{at}": json.loads(word) if word.startswith("{") else word for at, word in enumerate(words)
+        }
+    except ValueError as error:
+        raise ConfigError(f"--source: must be a path or JSON, got: {error}") from error
+    return list(read_sources("--source", given, {}).values())
+
+
+def make(out: Path, sources: Sequence[SourceConfig], seed: int, warm_up: WarmUpConfig | None = None) -> str:
     """Make the model unless `out` has it, and return one line about it.
 
     Raises:
         WiringError: `out` holds something that this program has not made.
-        RelaxError: the manifest is missing or has no usable question.
+        RelaxError: a source is missing, or they have no usable question.
     """
     started = time.monotonic()
     import torch
@@ -61,7 +76,8 @@ def make(out: Path, manifest: Path, seed: int, warm_up: WarmUpConfig | None = No
 
     torch.set_num_threads(1)  # the tensors are too small to share
     steps = warm_up or WarmUpConfig()
-    questions = questions_of(row for row in Manifest(manifest) if isinstance(row, Record))
+    rows = (row for source in sources for row in Manifest(source))
+    questions = questions_of(row for row in rows if isinstance(row, Record))
     stamp = _stamp(seed, questions, steps)
     found = _read_stamp(out)
     if found == stamp:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from modalities.base import MediaLimits
 from relax.algorithms.combinations import check_staleness
 from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
+from relax.data.config import LAYOUTS, CurriculumConfig, SourceConfig, read_sources
 from relax.errors import ConfigError
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.rollout.sglang_config import SGLangConfig
@@ -30,16 +31,28 @@ from relax.train.config import TrainerConfig
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
 """Where the files are that `algorithm=NAME` stands for."""
 PRESET_WORDS = ("algorithm=", "algorithm.preset=")
+NAMED_BY_USERS = ("data.sources", "data.eval", "data.fields")
+"""Keys whose own keys are names that users choose; they are checked where they are read."""
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where the prompts come from. Relative media paths count from the manifest's directory."""
+    """Where the prompts come from. Relative media paths count from the directory of the file that names them."""
 
     manifest: str | None = None
-    """JSONL manifest to train on; absent: the toy data set is made under `data/toy_omni`."""
-    eval_manifest: str | None = None
-    """JSONL manifest of held-out prompts; absent with `manifest` given: no held-out evaluation."""
+    """The one source to train on; absent, with `sources` empty: the toy data set is made under `data/toy_omni`."""
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Several sources to train on, by name, instead of `manifest`: paths, or the keys of `SourceConfig`."""
+    eval: dict[str, Any] = field(default_factory=dict)
+    """Held-out sets by name, in the same form; empty with `manifest` or `sources` given: no held-out evaluation."""
+    layout: str = "messages"
+    """Layout of the sources and sets that name none: `messages`, `sharegpt` or `columns`."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Column by our name, such as {answer: solution}, for the sources and sets that name none."""
+    shuffle: bool = True
+    """Whether the rows of a source come in another order each epoch, which the seed decides; else in file order."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Which prompts are preferred by their rewards."""
     max_prompt_tokens: int = 2048
     """Longest prompt, media tokens included; a longer one is a row error."""
     max_prompt_chars: int = 32_768
@@ -50,6 +63,23 @@ class DataConfig:
     """Preprocess services."""
     cache_bytes: int = 256 << 20
     """Encoded media kept by each preprocess service, since epochs repeat them."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"data.layout: must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        defaults = {"layout": self.layout, "fields": self.fields}
+        self.sources = read_sources("data.sources", self.sources, defaults)
+        self.eval = read_sources("data.eval", self.eval, defaults)
+        if self.manifest is not None and self.sources:
+            raise ConfigError(
+                f"data.manifest: must be absent with data.sources, got both; make {self.manifest!r} one of them"
+            )
+
+    def train_sources(self) -> dict[str, SourceConfig]:
+        """Return what is trained on by name: `sources`, or `manifest` as the only one, named train."""
+        if self.manifest is None:
+            return dict(self.sources)
+        return {"train": SourceConfig(path=self.manifest, layout=self.layout, fields=dict(self.fields))}
 
 
 @dataclass(kw_only=True)
@@ -336,6 +366,8 @@ def _keys(layer: Any, prefix: str = "") -> Iterator[str]:
     for key in layer:
         name = f"{prefix}{key}"
         yield name
+        if name in NAMED_BY_USERS:
+            continue
         value = layer._get_node(key)
         if isinstance(value, DictConfig) and not value._is_none():
             yield from _keys(value, f"{name}.")

@@ -44,8 +44,9 @@ def _columns(writer: str, *rows: tuple) -> tuple[Column, ...]:
 
 PROMPT_COLUMNS = _columns(
     "preprocess",
-    ("prompt_index", pa.int64(), "line of the manifest, from 0"),
-    ("epoch", pa.int32(), "pass over the manifest, from 0"),
+    ("prompt_index", pa.int64(), "row of the source, from 0"),
+    ("source", pa.string(), "name of the source, or of the evaluation set"),
+    ("epoch", pa.int32(), "pass over the source, from 0"),
     (
         "modality",
         pa.string(),
@@ -67,8 +68,9 @@ PROMPT_COLUMNS = _columns(
 
 SAMPLE_COLUMNS = _columns(
     "rollout",
-    ("prompt_index", pa.int64(), "line of the manifest, from 0"),
-    ("epoch", pa.int32(), "pass over the manifest, from 0"),
+    ("prompt_index", pa.int64(), "row of the source, from 0"),
+    ("source", pa.string(), "name of the source, or of the evaluation set"),
+    ("epoch", pa.int32(), "pass over the source, from 0"),
     ("modality", pa.string(), "modalities of the prompt, sorted and joined by '+'"),
     ("prompt_text", pa.string(), "the user's words, media as <image>, <audio>, <video>"),
     ("prompt_token_ids", TOKENS, "tokens the completion follows", "", "[num_prompt_tokens]"),
@@ -173,6 +175,9 @@ ACTOR_READS = (
     "reward",
     "media_ids",
 )
+REWARD_READS = ("source", "prompt_index", "reward")
+"""What a curriculum has to know of a rollout."""
+
 MEDIA_FACTS = ("modality", "content_hash")
 """Columns that every row of `media` has, whatever it keeps."""
 
@@ -189,6 +194,7 @@ class RunShape:
     prompts_per_step: groups in a training batch. group_size: rollouts of one prompt.
     max_staleness: policy versions. lookahead_steps: training batches of prompts prepared in advance.
     reward_labels: parts of the reward, each with a column of its own.
+    num_reward_readers: preprocess services that learn of rewards, for the curriculum.
     """
 
     prompts_per_step: int
@@ -200,6 +206,7 @@ class RunShape:
     capacity_bytes: int = 1 << 30
     record_media: bool = False
     reward_labels: Sequence[str] = ()
+    num_reward_readers: int = 0
 
     @property
     def rows_per_version(self) -> int:
@@ -242,6 +249,10 @@ def table_specs(
             consumers=(
                 ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
                 ConsumerSpec(name="recorder", columns=(*RECORDED, *reward_names, *routing_names)),
+                *(
+                    ConsumerSpec(name=reward_reader(index), columns=REWARD_READS)
+                    for index in range(shape.num_reward_readers)
+                ),
             ),
             group_size=shape.group_size,
             staleness=StalenessSpec(
@@ -310,14 +321,32 @@ NUM_EVAL_PROMPTS_METRIC = "eval/num_prompts"
 """Metric that says how many held-out prompts a round of evaluation has; its step is the round's request number."""
 
 
-def eval_uid(request: int, prompt_index: int) -> str:
-    """Return the uid of a held-out prompt in the round of evaluation `request`."""
-    return f"eval{request}-{prompt_index}"
+def eval_uid(request: int, number: int) -> str:
+    """Return the uid of a held-out prompt in the round of evaluation `request`; all sets are numbered through."""
+    return f"eval{request}-{number}"
+
+
+def reward_reader(index: int) -> str:
+    """Return the consumer of `rollouts` that tells preprocess service `index` the rewards."""
+    return f"curriculum-{index}"
 
 
 def request_of(uid: str) -> int:
     """Return the round of evaluation that a prompt or rollout with that uid belongs to."""
     return int(uid.removeprefix("eval").split("-", 1)[0])
+
+
+def eval_reward_metric(name: str, modality: str) -> str:
+    """Return the metric for the mean reward of a modality in the evaluation set `name`."""
+    return f"eval/{name}/reward/{modality}"
+
+
+def split_by(rows: pa.Table, column: str) -> dict[str, pa.Table]:
+    """Return the rows for each value of a column of strings, in alphabetical order; absent and null are ''."""
+    if column not in rows.column_names:
+        return {"": rows}
+    values = pc.fill_null(rows[column], "")
+    return {name: rows.filter(pc.equal(values, name)) for name in sorted(pc.unique(values).to_pylist())}
 
 
 def mean_rewards(rows: pa.Table) -> dict[str, float]:

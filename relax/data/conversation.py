@@ -1,6 +1,7 @@
-"""One manifest line to a checked record. Nothing is read from disk here; only whether a path exists is asked.
+"""One row to a checked record. Nothing is read from disk here; only whether a path exists is asked.
 
-A line is {"messages": [...], "images": [...], "answer": "..."}; see `relax.data.manifest` for the whole shape.
+A row is {"messages": [...], "images": [...], "answer": "..."}; see `relax.data.manifest` for the whole shape. A media
+item is given by its path, data URI, member of an archive or URL, by its bytes, or as {"bytes": ..., "path": ...}.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Any
 
 from modalities.sources import find_missing
 from modalities.text import Part, split_parts
+from relax.data.errors import LineError
+from relax.data.shown import brief
 
 ROLES = ("system", "user", "assistant")
-_SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,20 @@ class Message:
 
 @dataclass(frozen=True)
 class MediaRef:
-    """One media item: the modality that reads it and where its bytes are."""
+    """One media item: the modality that reads it and where its bytes are, or a name for them and they themselves."""
 
     modality: str
     source: str
+    data: bytes | None = None
 
 
 @dataclass(frozen=True)
 class Record:
-    """A checked line.
+    """A checked row.
 
-    `index` counts the manifest's rows from 0, `place` names file and line for messages, `modality` joins the
-    names of the row's modalities ("audio+image", "text" without media), `media` is in prompt order.
+    `index` counts the source's rows from 0, `place` names file and line for messages, `modality` joins the
+    names of the row's modalities ("audio+image", "text" without media), `media` is in prompt order, `source` is the
+    name of the source or evaluation set.
     """
 
     index: int
@@ -49,14 +53,34 @@ class Record:
     media: tuple[MediaRef, ...]
     modality: str
     answer: str
+    source: str = ""
 
 
-class LineError(ValueError):
-    """Why a line is no record: the rule and the value that broke it. The manifest makes a `RowError` of it."""
+class _RowMedia:
+    """The media of one row: those that wait for their placeholder, and the bytes that the row itself holds."""
+
+    def __init__(self, place: str) -> None:
+        self.waiting: dict[str, list[str]] = {}
+        self.data: dict[str, bytes] = {}
+        self._place = place
+
+    def source(self, value: Any) -> str | None:
+        """Return the source that a path, bytes or a struct of them stands for; None for what is none of these."""
+        if isinstance(value, Mapping):
+            data, path = value.get("bytes"), value.get("path") or value.get("url")
+            return self._named(data, path) if isinstance(data, bytes) else self.source(path)
+        if isinstance(value, bytes):
+            return self._named(value, None)
+        return value if isinstance(value, str) and value else None
+
+    def _named(self, data: bytes, path: Any) -> str:
+        name = f"{self._place}#{len(self.data)}{f' {path}' if isinstance(path, str) else ''}"
+        self.data[name] = data
+        return name
 
 
 class ConversationReader:
-    """Checks lines against the modalities that are loaded.
+    """Checks rows against the modalities that are loaded.
 
     Args:
         placeholders: Modality name by placeholder, such as {"<image>": "image"}.
@@ -68,24 +92,26 @@ class ConversationReader:
         self._names = list(self._placeholders.values())
         self._max_prompt_chars = max_prompt_chars
 
-    def read(self, line: bytes, *, index: int, place: str, base_dir: Path) -> Record:
-        """Return the record of one line.
+    def read(self, content: Mapping[str, Any], *, index: int, place: str, base_dir: Path) -> Record:
+        """Return the record of one row.
 
         Raises:
-            LineError: the line breaks a rule; the first one found is named.
+            LineError: the row breaks a rule; the first one found is named.
         """
-        content = _parse(line)
-        waiting = self._listed_sources(content)
+        found = _RowMedia(place)
+        self._list_sources(content, found)
         messages = tuple(
-            self._message(number, each, waiting) for number, each in enumerate(_messages_of(content))
+            self._message(number, each, found) for number, each in enumerate(_messages_of(content))
         )
         if messages[-1].role != "user":
             raise LineError(f"the last message must be the user's, got role {messages[-1].role!r}")
-        self._check_leftovers(content, waiting)
+        self._check_leftovers(content, found.waiting)
         self._check_text(content, messages)
-        media = tuple(MediaRef(*part) for each in messages for part in each.parts if part.kind != "text")
+        parts = [part for each in messages for part in each.parts if part.kind != "text"]
+        media = tuple(MediaRef(kind, source, found.data.get(source)) for kind, source in parts)
         for ref in media:
-            if problem := find_missing(ref.source, base_dir=base_dir):
+            problem = find_missing(ref.source, base_dir=base_dir) if ref.data is None else None
+            if problem:
                 raise LineError(f"{ref.modality} {problem}")
         return Record(
             index=index,
@@ -97,47 +123,51 @@ class ConversationReader:
             answer=_answer_of(content),
         )
 
-    def _listed_sources(self, content: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Return, by modality, the paths that wait for their placeholder."""
-        waiting = {}
+    def _list_sources(self, content: Mapping[str, Any], found: _RowMedia) -> None:
+        """Note, by modality, the media that wait for their placeholder."""
         for name in self._names:
             listed = content.get(f"{name}s")
             if listed is None:
                 listed = []
-            if not isinstance(listed, list) or not all(isinstance(each, str) and each for each in listed):
-                raise LineError(f"{name}s must be a list of paths, got {_brief(listed)}")
-            waiting[name] = list(listed)
-        return waiting
+            sources = [found.source(each) for each in listed] if isinstance(listed, list) else [None]
+            if None in sources:
+                raise LineError(f"{name}s must be a list of paths, got {brief(listed)}")
+            found.waiting[name] = [each for each in sources if each]
 
-    def _message(self, number: int, message: Any, waiting: dict[str, list[str]]) -> Message:
+    def _message(self, number: int, message: Any, found: _RowMedia) -> Message:
         where = f"messages[{number}]"
         if not isinstance(message, dict):
-            raise LineError(f"{where} must be an object with role and content, got {_brief(message)}")
+            raise LineError(f"{where} must be an object with role and content, got {brief(message)}")
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise LineError(f"{where}.role must be one of {', '.join(ROLES)}, got {_brief(role)}")
+            raise LineError(f"{where}.role must be one of {', '.join(ROLES)}, got {brief(role)}")
         if isinstance(content, str):
             parts = split_parts(content, self._placeholders)
         elif isinstance(content, list):
-            parts = [self._part(f"{where}.content[{each}]", part) for each, part in enumerate(content)]
+            parts = [self._part(f"{where}.content[{each}]", part, found) for each, part in enumerate(content)]
         else:
-            raise LineError(f"{where}.content must be text or a list of parts, got {_brief(content)}")
+            raise LineError(f"{where}.content must be text or a list of parts, got {brief(content)}")
         if not any(part.kind != "text" or part.value for part in parts):
-            raise LineError(f"{where}.content must not be empty, got {_brief(content)}")
-        return Message(role, tuple(_with_source(where, part, waiting) for part in parts))
+            raise LineError(f"{where}.content must not be empty, got {brief(content)}")
+        return Message(role, tuple(_with_source(where, part, found.waiting) for part in parts))
 
-    def _part(self, where: str, part: Any) -> Part:
+    def _part(self, where: str, part: Any, found: _RowMedia) -> Part:
         kinds = ["text", *self._names]
+        part = _as_ours(part)
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds:
             raise LineError(
-                f"{where} must be an object whose type is one of {', '.join(kinds)}, got {_brief(part)}"
+                f"{where} must be an object whose type is one of {', '.join(kinds)}, got {brief(part)}"
             )
-        keys = ("text",) if kind == "text" else (kind, "path", "url")
-        given = next((part[key] for key in keys if part.get(key) is not None), None if kind == "text" else "")
-        if not isinstance(given, str):
-            raise LineError(f"{where}.{kind} must be a string, got {_brief(given)}")
-        return Part(kind, given)
+        if kind == "text":
+            if not isinstance(part.get("text"), str):
+                raise LineError(f"{where}.text must be a string, got {brief(part.get('text'))}")
+            return Part("text", part["text"])
+        given = next((part[key] for key in (kind, "path", "url") if part.get(key) is not None), None)
+        source = found.source(given) or found.source(part)
+        if source is None and given not in (None, "") and not _is_empty(given):
+            raise LineError(f"{where}.{kind} must be a path or bytes, got {brief(given)}")
+        return Part(kind, source or "")
 
     def _check_leftovers(self, content: Mapping[str, Any], waiting: Mapping[str, list[str]]) -> None:
         for name, unused in waiting.items():
@@ -176,24 +206,29 @@ def _with_source(where: str, part: Part, waiting: dict[str, list[str]]) -> Part:
     return Part(part.kind, waiting[part.kind].pop(0))
 
 
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise LineError(f"line must be UTF-8, got byte {line[error.start]:#04x} at {error.start}") from error
-    except RecursionError as error:
-        raise LineError("line must be JSON, got one that is nested too deeply") from error
-    except ValueError as error:
-        raise LineError(f"line must be JSON, got {_brief_text(line)}: {error}") from error
-    if not isinstance(content, dict):
-        raise LineError(f"line must be a JSON object, got {_brief(content)}")
-    return content
+def _as_ours(part: Any) -> Any:
+    """Return a part of an OpenAI request (`image_url`, `input_audio` and their like) as one of ours."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or not isinstance(part.get(kind), dict | str):
+        return part
+    if kind.endswith("_url"):
+        name = kind.removesuffix("_url")
+        return {"type": name, name: part[kind]}
+    if kind == "input_audio" and isinstance(part[kind], dict):
+        sound = part[kind]
+        return {"type": "audio", "audio": f"data:audio/{sound.get('format')};base64,{sound.get('data')}"}
+    return part
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a column's struct holds nothing, as those of parts without media do."""
+    return isinstance(value, Mapping) and all(each is None for each in value.values())
 
 
 def _messages_of(content: Mapping[str, Any]) -> list[Any]:
     messages = content.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise LineError(f"messages must be a list with at least one message, got {_brief(messages)}")
+        raise LineError(f"messages must be a list with at least one message, got {brief(messages)}")
     return messages
 
 
@@ -201,21 +236,7 @@ def _answer_of(content: Mapping[str, Any]) -> str:
     answer = content.get("answer")
     if isinstance(answer, int | float):
         shown = json.dumps(answer)
-        raise LineError(f'answer must be a string, got {_brief(answer)}; write "{shown}"')
+        raise LineError(f'answer must be a string, got {brief(answer)}; write "{shown}"')
     if not isinstance(answer, str) or not answer:
-        raise LineError(f"answer must be a string with something in it, got {_brief(answer)}")
+        raise LineError(f"answer must be a string with something in it, got {brief(answer)}")
     return answer
-
-
-def _brief(value: Any) -> str:
-    """Return `value` as JSON, short, with its type where that says more."""
-    if value is None:
-        return "nothing"
-    kind = {bool: "boolean", int: "number", float: "number", list: "list", dict: "object", str: "string"}
-    shown = json.dumps(value, ensure_ascii=False)
-    return f"{kind.get(type(value), type(value).__name__)} {shown[:_SHOWN_CHARS]}{'...' * (len(shown) > _SHOWN_CHARS)}"
-
-
-def _brief_text(line: bytes) -> str:
-    shown = line.strip()[:_SHOWN_CHARS].decode("utf-8", "replace")
-    return repr(shown)

@@ -2,9 +2,11 @@
 
 DataError
 ├── ManifestError       (ValueError)  the manifest as a whole cannot be used
-└── ModelDirectoryError (ValueError)  the model directory lacks a tokenizer or chat template that prompts need
+├── ModelDirectoryError (ValueError)  the model directory lacks a tokenizer or chat template that prompts need
+└── PositionError       (ValueError)  a saved position is not one of the order that shall go on from it
 
-A single bad line is no exception: it is a `RowError`, a value that takes the row's place.
+A single bad row is no exception to its reader: it is a `RowError`, a value that takes the row's place. Inside, a
+`LineError` says why a row is no record.
 """
 
 from __future__ import annotations
@@ -24,6 +26,14 @@ class ManifestError(DataError, ValueError):
 
 class ModelDirectoryError(DataError, ValueError):
     pass
+
+
+class PositionError(DataError, ValueError):
+    pass
+
+
+class LineError(ValueError):
+    """Why a row is no record: the rule and the value that broke it. The manifest makes a `RowError` of it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""A user's manifest: JSON Lines, one conversation with its media and reference answer on each line.
+"""A source of prompts: its rows as checked records, whatever its format (`sources/`) and layout (`layouts.py`).
+
+As JSON Lines in the layout `messages`, one conversation with its media and reference answer on each line:
 
     {"messages": [{"role": "user", "content": "<image>What colour is the shape?"}],
      "images": ["pictures/1.png"], "answer": "red"}
@@ -8,107 +10,91 @@ list of parts, {"type": "image", "image": "pictures/1.png"} and {"type": "text",
 yours named `depth` reads `<depth>` and `depths`. Relative paths count from the manifest's directory. Other keys
 are left alone.
 
-The file is indexed once by line; a line is read and checked when it is asked for. One that is wrong comes back
-as a `RowError` in its row's place. No media file is opened here.
+A row is read and checked when it is asked for. One that is wrong comes back as a `RowError` in its row's place. No
+media file is opened here.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from modalities.base import Modality
-from relax.data.conversation import ConversationReader, LineError, MediaRef, Message, Record
-from relax.data.errors import ManifestError, RowError
+from relax.data.config import SourceConfig
+from relax.data.conversation import ConversationReader, MediaRef, Message, Record
+from relax.data.errors import LineError, RowError
+from relax.data.layouts import Layout
+from relax.data.sources import JSON_SUFFIXES, check_there, open_rows
 
 __all__ = ["Manifest", "MediaRef", "Message", "Record", "RowError"]
 
 BUILT_IN_PLACEHOLDERS = {"<image>": "image", "<audio>": "audio", "<video>": "video"}
-MAX_LINE_BYTES = 64 << 20
-_SCAN_BYTES = 1 << 20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Manifest:
-    """Random access to the rows of a manifest; blank lines are no rows. Keeps 16 bytes a row in memory.
+    """Random access to the rows of a source.
 
     Args:
-        path: The manifest.
+        source: Where it is and how its rows are read, or the path alone for rows in the layout `messages`.
         modalities: Encoders by name, for their placeholders; absent: image, audio and video.
         max_prompt_chars: Longest text of a conversation in characters.
+        name: What its rows are recorded under.
 
     Raises:
-        ManifestError: the file is missing, unreadable or has no row.
+        ManifestError: it is missing or unreadable, has no row, or lacks a column that its layout needs.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        source: SourceConfig | str | Path,
         modalities: Mapping[str, Modality] | None = None,
         *,
         max_prompt_chars: int = 32_768,
+        name: str = "",
     ) -> None:
-        self.path = Path(path)
-        placeholders = BUILT_IN_PLACEHOLDERS
-        if modalities is not None:
-            placeholders = {each.placeholder: each.name for each in modalities.values()}
+        config = source if isinstance(source, SourceConfig) else SourceConfig(path=str(source))
+        self.path, self.name = Path(config.path), name
+        placeholders = _placeholders(modalities)
         self._reader = ConversationReader(placeholders, max_prompt_chars)
-        self._starts, self._line_numbers, self._num_bytes = _index_lines(self.path)
+        self._layout = Layout(config.layout, config.fields, placeholders)
+        self._rows = open_rows(self.path, self._layout.columns())
+        if self._rows.column_names is not None:
+            self._layout.check_columns(self._rows.column_names)
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Record | RowError:
         """Read and check row `index`, counted from 0."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path}: row must be in [0, {len(self)}), got {index}")
-        place = f"{self.path.name}:{self._line_numbers[index]}"
+        place = self._rows.place(index)
         try:
-            line = self._read_line(index)
-            return self._reader.read(line, index=index, place=place, base_dir=self.path.parent)
+            content = self._layout.read(self._rows.read(index))
+            record = self._reader.read(content, index=index, place=place, base_dir=self._rows.base_dir)
         except LineError as problem:
             return RowError(place, str(problem))
+        return replace(record, source=self.name) if self.name else record
 
     def __iter__(self) -> Iterator[Record | RowError]:
         return (self[index] for index in range(len(self)))
 
-    def _read_line(self, index: int) -> bytes:
-        start = self._starts[index]
-        end = self._starts[index + 1] if index + 1 < len(self) else self._num_bytes
-        if end - start > MAX_LINE_BYTES:
-            raise LineError(f"line must have at most {MAX_LINE_BYTES} bytes, got {end - start}")
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(start)
-                # Blank lines up to the next row are white space to JSON.
-                line = file.read(end - start)
-        except OSError as error:
-            raise LineError(f"line must be readable, got {error.strerror}") from error
-        return line if start else line.removeprefix(_BYTE_ORDER_MARK)
+
+def check_source(source: SourceConfig, modalities: Mapping[str, Modality]) -> None:
+    """Look whether a source can be used; its rows are not read, and a text file is not indexed.
+
+    Raises:
+        ManifestError: it is missing, empty or damaged, or its layout needs a column that it lacks.
+    """
+    check_there(source.path)
+    layout = Layout(source.layout, source.fields, _placeholders(modalities))
+    if Path(source.path).suffix not in JSON_SUFFIXES:
+        rows = open_rows(source.path, layout.columns())
+        layout.check_columns(rows.column_names or ())
 
 
-def _index_lines(path: Path) -> tuple[array[int], array[int], int]:
-    """Return where each row starts (bytes), its line number from 1, and the file's size; a line is never held whole."""
-    starts, numbers = array("q"), array("q")
-    position, number, at_line_start, is_row = 0, 1, True, False
-    start = 0
-    try:
-        with open(path, "rb") as file:
-            while piece := file.readline(_SCAN_BYTES):
-                if at_line_start:
-                    start, is_row = position, False
-                if not is_row and piece.strip():
-                    is_row = True
-                    starts.append(start)
-                    numbers.append(number)
-                position += len(piece)
-                at_line_start = piece.endswith(b"\n")
-                number += at_line_start
-    except OSError as error:
-        raise ManifestError(f"{path}: manifest must be a readable file, got: {error.strerror}") from error
-    if not starts:
-        raise ManifestError(
-            f"{path}: manifest must have a row, got an empty file; write one JSON object on each line"
-        )
-    return starts, numbers, position
+def _placeholders(modalities: Mapping[str, Modality] | None) -> dict[str, str]:
+    if modalities is None:
+        return BUILT_IN_PLACEHOLDERS
+    return {each.placeholder: each.name for each in modalities.values()}

@@ -47,6 +47,7 @@ class Prompt:
     reference_answer: str
     media_paths: tuple[str, ...]
     media: tuple[MediaItem, ...]
+    source: str = ""
 
 
 class PromptBuilder:
@@ -100,6 +101,7 @@ class PromptBuilder:
             reference_answer=record.answer,
             media_paths=tuple(_recorded(ref.source) for ref in record.media),
             media=media,
+            source=record.source,
         )
 
     def _pad_id(self, model_dir: str | Path, modality: Modality) -> int:
@@ -140,7 +142,10 @@ class PromptBuilder:
     def _encode(self, ref: MediaRef, base_dir: Path) -> MediaItem:
         modality = self._modalities[ref.modality]
         try:
-            data = read_bytes(ref.source, base_dir=base_dir, limits=modality.limits)
+            data = ref.data
+            if data is None:
+                data = read_bytes(ref.source, base_dir=base_dir, limits=modality.limits)
+            modality.limits.check_bytes(len(data))
             name = media_id(modality, data)
             encoded = self.cache.encode(modality, data, name)
             return MediaItem(media_id=name, modality=ref.modality, data=data, encoded=encoded)
@@ -174,6 +179,7 @@ def prompts_to_arrow(prompts: Sequence[Prompt]) -> pa.Table:
     media_ids = [[item.media_id for item in prompt.media] for prompt in prompts]
     columns: dict[str, pa.Array] = {
         "prompt_index": pa.array([prompt.index for prompt in prompts], pa.int64()),
+        "source": pa.array([prompt.source for prompt in prompts], pa.string()),
         "modality": pa.array([prompt.modality for prompt in prompts], pa.string()),
         "messages": pa.array([prompt.messages for prompt in prompts], pa.string()),
         "prompt_text": pa.array([prompt.prompt_text for prompt in prompts], pa.string()),

@@ -11,8 +11,9 @@ import hashlib
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from relax.observe.embedding import Embedded, EmbeddingLimits, MediaEmbedder
 from relax.observe.metrics import TIME_PREFIX, read_metrics
 from relax.observe.progress import format_duration
 from relax.observe.recorder import read_rollouts
+from relax.records import split_by
 
 LIBRARIES = ("torch", "transformers", "megatron-core", "pyarrow", "pyzmq", "numpy", "av", "librosa", "pillow")
 ROLLOUT_COLUMNS = ("modality", "reward", "trained_policy_version", "staleness", "created_at")
@@ -52,10 +54,10 @@ class ReportInputs:
     """Rows of table `eval_rollouts`; absent: read from `evaluation/*.parquet`."""
     row_errors: pa.Table | None = None
     """Rows of table `row_errors`; absent: none."""
-    media_base_dir: str | os.PathLike[str] | None = None
-    """Where relative media paths count from; absent: the working directory."""
-    read_media: Callable[[str], bytes] | None = None
-    """Reads media sources that are no plain files; absent: these are named, not shown."""
+    media_base_dirs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    """Where relative media paths count from, by evaluation set; a set that is absent: the working directory."""
+    read_media: Callable[..., bytes] | None = None
+    """Reads media sources that are no plain files, given `base_dir`; absent: these are named, not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,6 @@ def _page(directory: Path, inputs: ReportInputs, limits: ReportLimits) -> dict[s
         inputs.eval_rollouts if inputs.eval_rollouts is not None else read_rollouts(directory / "evaluation")
     )
     errors = inputs.row_errors if inputs.row_errors is not None else pa.table({})
-    base_dir = Path(inputs.media_base_dir) if inputs.media_base_dir is not None else Path.cwd()
-    embedder = MediaEmbedder(base_dir, limits.embedding, inputs.read_media)
     rewards = _rewards(charts, rollouts, evals)
     return {
         "title": inputs.run_name or directory.resolve().name,
@@ -115,7 +115,7 @@ def _page(directory: Path, inputs: ReportInputs, limits: ReportLimits) -> dict[s
         "throughput": _throughput(charts, rollouts),
         "time_shares": _time_shares(charts, read_metrics(directory)),
         "errors": _errors(errors),
-        "wrong": _wrong_answers(evals, limits, embedder),
+        "wrong": _wrong_answers(evals, limits, _embedders(evals, limits, inputs)),
         "wrong_below": limits.wrong_below,
         "num_answers": limits.answers_per_modality,
     }
@@ -151,17 +151,23 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _rewards(charts: Any, rollouts: pa.Table, evals: pa.Table) -> list[dict[str, Any]]:
-    """One entry a modality: its curve, its last held-out mean and count, and the numbers behind the curve."""
+    """One entry a modality, or a modality of each evaluation set where there are several.
+
+    It has its curve, its last held-out mean and count, and the numbers behind the curve.
+    """
     train = _means(rollouts, "trained_policy_version")
-    held_out = _means(evals, "policy_version_start")
+    sets = split_by(evals, "source") if len(evals) else {"": evals}
+    held_out = {name: _means(rows, "policy_version_start") for name, rows in sets.items()}
     entries = []
-    for modality in sorted(train.keys() | held_out.keys()):
+    modalities = sorted(train.keys() | {each for means in held_out.values() for each in means})
+    for modality, name in _by_set(modalities, held_out):
         train_x, train_y, _ = train.get(modality, _NOTHING)
-        eval_x, eval_y, eval_count = held_out.get(modality, _NOTHING)
+        eval_x, eval_y, eval_count = held_out[name].get(modality, _NOTHING)
+        title = f"{modality}, {name}" if len(held_out) > 1 and modality in held_out[name] else modality
         entries.append(
             {
-                "modality": modality,
-                "svg": charts.reward_curve(f"Mean reward, {modality}", (train_x, train_y), (eval_x, eval_y)),
+                "modality": title,
+                "svg": charts.reward_curve(f"Mean reward, {title}", (train_x, train_y), (eval_x, eval_y)),
                 "first": eval_y[0] if len(eval_y) > 1 else None,
                 "final": eval_y[-1] if len(eval_y) else None,
                 "final_version": int(eval_x[-1]) if len(eval_x) else None,
@@ -171,6 +177,15 @@ def _rewards(charts: Any, rollouts: pa.Table, evals: pa.Table) -> list[dict[str,
             }
         )
     return entries
+
+
+def _by_set(modalities: list[str], held_out: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return each modality with every evaluation set that has it, or with any one if none has."""
+    found = []
+    for modality in modalities:
+        names = [name for name, means in held_out.items() if modality in means]
+        found += [(modality, name) for name in names or list(held_out)[:1]]
+    return found
 
 
 _NOTHING = (np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
@@ -267,7 +282,7 @@ def _errors(errors: pa.Table) -> dict[str, Any]:
 
 
 def _wrong_answers(
-    evals: pa.Table, limits: ReportLimits, embedder: MediaEmbedder
+    evals: pa.Table, limits: ReportLimits, embedders: Mapping[str, MediaEmbedder]
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return (modality, its slowest wrong answers): of the last evaluation first, then of earlier ones."""
     if not len(evals):
@@ -284,12 +299,25 @@ def _wrong_answers(
         if key in seen or len(answers) >= limits.answers_per_modality:
             continue
         seen.add(key)
+        embedder = embedders[row.get("source") or ""]
         media: list[Embedded] = [embedder.embed(path) for path in paths]
         texts = {
             name: _clip(row[name] or "") for name in ("prompt_text", "completion_text", "reference_answer")
         }
         answers.append(row | texts | {"media": media})
     return list(chosen.items())
+
+
+def _embedders(evals: pa.Table, limits: ReportLimits, inputs: ReportInputs) -> dict[str, MediaEmbedder]:
+    """Return what embeds the media of each evaluation set; together they keep to the page's limit."""
+    names = list(split_by(evals, "source")) if len(evals) else []
+    shared = replace(limits.embedding, max_total_bytes=limits.embedding.max_total_bytes // max(1, len(names)))
+    made = {}
+    for name in names:
+        base_dir = Path(inputs.media_base_dirs.get(name, Path.cwd()))
+        read = partial(inputs.read_media, base_dir=base_dir) if inputs.read_media is not None else None
+        made[name] = MediaEmbedder(base_dir, shared, read)
+    return made
 
 
 def _clip(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:

@@ -1,27 +1,30 @@
-"""The preprocess role: manifest rows to prompts, and their media once each. It knows nothing of answers' quality.
+"""The preprocess role: rows of the sources to prompts, and their media once each.
 
-Rows go epoch by epoch in an order that the seed decides; back-pressure is the queue's: a full `prompts` table makes
-the put wait. A broken row is put to `row_errors` once and left out from then on.
+Which row comes next is `relax.data.order`'s matter; back-pressure is the queue's: a full `prompts` table makes the put
+wait. A broken row is put to `row_errors` once and left out from then on. Of answers it knows nothing, but that with a
+curriculum it takes their rewards from `rollouts`, as a consumer of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from flight.errors import DeadlineExceededError
 from modalities.base import EncodingProfile
 from modalities.media import MediaItem, MediaTable
 from modalities.registry import load_modalities
+from relax.data.config import SourceConfig
+from relax.data.curriculum import Curriculum
 from relax.data.errors import RowError
 from relax.data.manifest import Manifest
 from relax.data.media import MediaWriter
+from relax.data.order import Draw, PromptOrder, SourceSize
 from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
 from relax.errors import ServiceError
-from relax.records import NUM_EVAL_PROMPTS_METRIC, eval_uid
+from relax.records import NUM_EVAL_PROMPTS_METRIC, REWARD_READS, eval_uid, reward_reader
 from relax.roles.service import Service
 
 CHUNK_PROMPTS = 8
@@ -46,15 +49,20 @@ def run(service: Service) -> None:
     """Feed prompts, and held-out prompts whenever an evaluation is asked for, until the role has to leave."""
     config = service.config
     stage = PreprocessStage(service)
-    if config.data.manifest is None:
+    sources = stage.open(config.data.train_sources())
+    if not sources:
         raise ServiceError("preprocess: data.manifest must be set by the program, got nothing")
-    feed = stage.chunks(stage.manifest(config.data.manifest), num_workers=config.data.num_workers)
+    order = prompt_order(service, sources)
+    rewards = RewardReader(service, sources) if config.data.curriculum.enabled else None
+    feed = stage.chunks(sources, order, rewards.curriculum if rewards else None)
     pending: Chunk | None = None
     evaluated = num_chunks = 0
     service.report(state="ready")
     while not service.leaving:
         service.wait_while_paused()
         evaluated = stage.put_evaluation(evaluated)
+        if rewards is not None:
+            rewards.collect()
         if pending is None:
             with service.clock.part("encode"):
                 pending = next(feed)
@@ -66,8 +74,43 @@ def run(service: Service) -> None:
             service.put_times(num_chunks)
 
 
+def prompt_order(service: Service, sources: Sequence[Manifest]) -> PromptOrder:
+    """Return this worker's share of the run's order, from its beginning."""
+    config = service.config
+    weights = config.data.train_sources()
+    return PromptOrder(
+        [SourceSize(each.name, len(each), weights[each.name].weight) for each in sources],
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+        share=(service.index, config.data.num_workers),
+    )
+
+
+class RewardReader:
+    """Tells a curriculum the mean reward of every group of rollouts, whichever worker prepared its prompt."""
+
+    def __init__(self, service: Service, sources: Sequence[Manifest]) -> None:
+        self._service = service
+        sizes = {each.name: len(each) for each in sources}
+        self.curriculum = Curriculum(service.config.data.curriculum, sizes, seed=service.config.seed)
+
+    def collect(self) -> None:
+        """Take and ack all whole groups that wait, without waiting for more."""
+        service, lease = self._service, None
+        num_rows = service.config.prompts_per_step * service.config.group_size
+        while True:
+            lease = service.queue.take(
+                "rollouts", reward_reader(service.index), max_rows=num_rows, deadline_s=0.0, ack=lease
+            )
+            if lease.status != "rows":
+                return
+            groups = lease.table.select(REWARD_READS).group_by(["source", "prompt_index"])
+            for group in groups.aggregate([("reward", "mean")]).to_pylist():
+                self.curriculum.observe(group["source"], group["prompt_index"], group["reward_mean"])
+
+
 class PreprocessStage:
-    """Turns manifest rows into chunks of prompts."""
+    """Turns rows of sources into chunks of prompts."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -83,11 +126,15 @@ class PreprocessStage:
         )
         media = MediaTable(self._modalities, config.media.keep)  # type: ignore[arg-type]
         self._writer = MediaWriter(service.queue, media, writer="preprocess")
-        self._held_out: Manifest | None = None
+        self._held_out: list[Manifest] | None = None
 
-    def manifest(self, path: str) -> Manifest:
-        """Open a manifest whose rows may use every modality of the run."""
-        return Manifest(path, self._modalities, max_prompt_chars=self._service.config.data.max_prompt_chars)
+    def open(self, sources: Mapping[str, SourceConfig]) -> list[Manifest]:
+        """Open sources whose rows may use every modality of the run."""
+        limit = self._service.config.data.max_prompt_chars
+        return [
+            Manifest(source, self._modalities, max_prompt_chars=limit, name=name)
+            for name, source in sources.items()
+        ]
 
     def put(self, table: str, chunk: Chunk) -> bool:
         """Put prompts and media; False when a table stayed full for a moment, so that the caller looks at the phase."""
@@ -98,79 +145,89 @@ class PreprocessStage:
             return False
         return True
 
-    def chunks(self, manifest: Manifest, num_workers: int) -> Iterator[Chunk | None]:
-        """Yield this worker's share of each epoch for ever, in chunks; None for a share without a usable row.
+    def chunks(
+        self, sources: Sequence[Manifest], order: PromptOrder, curriculum: Curriculum | None = None
+    ) -> Iterator[Chunk | None]:
+        """Yield the prompts of an order for ever, in chunks; None for draws without a usable row.
 
         Raises:
-            ServiceError: not one row of the manifest can be used.
+            ServiceError: not one row of a source can be used.
         """
-        index, seed = self._service.index, self._service.config.seed
-        broken: set[int] = set()
-        last_error: RowError | None = None
-        epoch = 0
+        broken: list[set[int]] = [set() for _ in sources]
         while True:
-            order = np.random.default_rng([seed, epoch]).permutation(len(manifest))[index::num_workers]
-            usable = [int(line) for line in order if int(line) not in broken]
-            if len(broken) == len(manifest):
-                raise ServiceError(
-                    f"preprocess: {manifest.path} must have a usable row, got {len(broken)} broken ones; "
-                    f"the last: {last_error}"
-                )
-            prompts: list[Prompt] = []
-            for count, line in enumerate(usable, start=1):
-                prompt = self._build(manifest, line)
-                if isinstance(prompt, RowError):
-                    broken.add(line)
-                    last_error = prompt
+            drawn: list[tuple[Draw, Prompt]] = []
+            # After so many draws the caller looks at the phase, whatever came of them.
+            for _ in range(CHUNK_PROMPTS):
+                draw = next(order)
+                source = sources[draw.source]
+                if draw.row in broken[draw.source]:
+                    continue
+                if curriculum is not None and not curriculum.admits(source.name, draw.row, draw.number):
+                    continue
+                prompt = self._build(source, draw.row)
+                if isinstance(prompt, Prompt):
+                    drawn.append((draw, prompt))
                 else:
-                    prompts.append(prompt)
-                if _is_full(prompts) or count % CHUNK_PROMPTS == 0:
-                    # Nothing to put is a moment for the caller to look at the phase.
-                    yield self._chunk(prompts, epoch, [f"{epoch}-{each.index}" for each in prompts])
-                    prompts = []
-            # Without a row: other workers may have some, and the next epoch gives this one others.
-            yield self._chunk(prompts, epoch, [f"{epoch}-{each.index}" for each in prompts])
-            epoch += 1
+                    broken[draw.source].add(draw.row)
+                    _check_usable(source, len(broken[draw.source]), prompt)
+                if _is_full([prompt for _, prompt in drawn]):
+                    break
+            names = [f"-{each.name}" if len(sources) > 1 else "" for each in sources]
+            uids = [f"{draw.epoch}-{draw.row}{names[draw.source]}" for draw, _ in drawn]
+            yield self._chunk([prompt for _, prompt in drawn], uids, [draw.epoch for draw, _ in drawn])
 
     def put_evaluation(self, evaluated: int) -> int:
         """Put the held-out prompts if a newer evaluation is asked for; return the newest one answered."""
         config = self._service.config
         asked = self._service.control.get("evaluate") or {"request": 0}
         request = int(asked["request"])
-        if self._service.index or request <= evaluated or config.data.eval_manifest is None:
+        if self._service.index or request <= evaluated or not config.data.eval:
             return evaluated
         if self._held_out is None:
-            self._held_out = self.manifest(config.data.eval_manifest)
-        lines = range(min(len(self._held_out), config.evaluation.max_prompts))
-        built = (self._build(self._held_out, line) for line in lines)
-        prompts = [prompt for prompt in built if isinstance(prompt, Prompt)]
-        for start in range(0, len(prompts), CHUNK_PROMPTS):
-            chunk = prompts[start : start + CHUNK_PROMPTS]
-            made = self._chunk(chunk, 0, [eval_uid(request, prompt.index) for prompt in chunk])
-            while made is not None and not self.put("eval_prompts", made):
-                if self._service.leaving:
-                    return request
-        self._service.put_metrics(request, asked["policy_version"], {NUM_EVAL_PROMPTS_METRIC: len(prompts)})
+            self._held_out = self.open(config.data.eval)
+        number = num_prompts = 0
+        for held_out in self._held_out:
+            size = min(len(held_out), config.evaluation.max_prompts)
+            for start in range(0, size, CHUNK_PROMPTS):
+                rows = range(start, min(start + CHUNK_PROMPTS, size))
+                built = [(number + row, self._build(held_out, row)) for row in rows]
+                usable = [(each, prompt) for each, prompt in built if isinstance(prompt, Prompt)]
+                uids = [eval_uid(request, each) for each, _ in usable]
+                made = self._chunk([prompt for _, prompt in usable], uids, [0] * len(usable))
+                while made is not None and not self.put("eval_prompts", made):
+                    if self._service.leaving:
+                        return request
+                num_prompts += len(usable)
+            number += size
+        self._service.put_metrics(request, asked["policy_version"], {NUM_EVAL_PROMPTS_METRIC: num_prompts})
         return request
 
     def _build(self, manifest: Manifest, line: int) -> Prompt | RowError:
         record = manifest[line]
         built = record if isinstance(record, RowError) else self._builder.build(record)
         if isinstance(built, RowError):
-            # Two manifests may have the same file name; the uid tells their rows apart.
+            # Two sources may have the same file name; the uid tells their rows apart.
             self._service.put_row_error(f"{manifest.path}:{line}", built.place, built.reason)
         return built
 
-    def _chunk(self, prompts: Sequence[Prompt], epoch: int, uids: list[str]) -> Chunk | None:
+    def _chunk(self, prompts: Sequence[Prompt], uids: list[str], epochs: list[int]) -> Chunk | None:
         if not prompts:
             return None
         rows = (
             prompts_to_arrow(prompts)
             .append_column("uid", pa.array(uids, pa.string()))
             .append_column("group_id", pa.array(uids, pa.string()))
-            .append_column("epoch", pa.array([epoch] * len(prompts), pa.int32()))
+            .append_column("epoch", pa.array(epochs, pa.int32()))
         )
         return Chunk(rows, tuple(item for prompt in prompts for item in prompt.media))
+
+
+def _check_usable(source: Manifest, num_broken: int, last_error: RowError) -> None:
+    if num_broken == len(source):
+        raise ServiceError(
+            f"preprocess: {source.path} must have a usable row, got {num_broken} broken ones; "
+            f"the last: {last_error}"
+        )
 
 
 def _is_full(prompts: Sequence[Prompt]) -> bool:

@@ -37,6 +37,7 @@ from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
 
 REPEATED = (
     "prompt_index",
+    "source",
     "epoch",
     "modality",
     "prompt_text",

@@ -197,11 +197,11 @@ class Driver:
         """Follow the run until the actor has left with a checkpoint, asking for evaluations on the way."""
         self._expected_exits |= set(self._names("actor"))
         asked_to_drain = False
-        if self._config.data.eval_manifest:
+        if self._config.data.eval:
             self._evaluations.ask(policy_version=0)
         while not self._gone("actor"):
             self._tick()
-            if self._config.data.eval_manifest:
+            if self._config.data.eval:
                 self._evaluations.ask_when_due(self._watch.step)
             if self._interrupts and not asked_to_drain:
                 self._watch.note("draining: finishing the step in hand (Ctrl-C again stops at once)")
@@ -220,7 +220,7 @@ class Driver:
 
         Answers that do not come cost the evaluation, not the run.
         """
-        if not self._config.data.eval_manifest:
+        if not self._config.data.eval:
             return ""
         self._watch.note("evaluating the final weights")
         deadline_s = self._config.evaluation.deadline_s

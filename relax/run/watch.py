@@ -16,10 +16,17 @@ from flight.client import QueueClient
 from modalities.sources import read_bytes
 from relax.config import RunConfig
 from relax.control.hub import ControlHub
+from relax.data.sources import base_dir_of
 from relax.observe.metrics import MetricsWriter
 from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
 from relax.observe.recorder import write_table
-from relax.records import NUM_EVAL_PROMPTS_METRIC, ROW_ERROR_COLUMNS, mean_rewards
+from relax.records import (
+    NUM_EVAL_PROMPTS_METRIC,
+    ROW_ERROR_COLUMNS,
+    eval_reward_metric,
+    mean_rewards,
+    split_by,
+)
 from relax.run.evaluation import EvaluationRounds, Round
 
 ROW_ERRORS = pa.schema([(column.name, column.type) for column in ROW_ERROR_COLUMNS])
@@ -88,7 +95,6 @@ class RunWatch:
         from relax.observe.report import ReportInputs, build_report
 
         self.close()
-        base_dir = Path(self._config.data.eval_manifest or self._config.data.manifest or ".").parent
         inputs = ReportInputs(
             run_name=self._run_dir.name,
             outcome=outcome,
@@ -98,8 +104,8 @@ class RunWatch:
             rows_per_version=self._config.prompts_per_step * self._config.group_size,
             eval_rollouts=self._evaluations.all_answers(),
             row_errors=self.row_errors(),
-            media_base_dir=base_dir,
-            read_media=partial(read_bytes, base_dir=base_dir, limits=self._config.modalities.limits),
+            media_base_dirs={name: base_dir_of(each.path) for name, each in self._config.data.eval.items()},
+            read_media=partial(read_bytes, limits=self._config.modalities.limits),
         )
         return build_report(self._run_dir, inputs)
 
@@ -148,7 +154,11 @@ class RunWatch:
         rewards = mean_rewards(answers)
         counts = {name: answers["modality"].to_pylist().count(name) for name in rewards}
         self._held_out = {name: (reward, counts[name]) for name, reward in rewards.items()}
-        values = {f"eval/reward/{name}": reward for name, reward in rewards.items()}
+        values = {
+            eval_reward_metric(name, modality): reward
+            for name, of_set in split_by(answers, "source").items()
+            for modality, reward in mean_rewards(of_set).items()
+        }
         self._metrics.add("driver", round_.policy_version, round_.policy_version, values)
         write_table(answers, self._run_dir / "evaluation" / f"{round_.policy_version:06d}.parquet")
 

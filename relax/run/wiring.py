@@ -14,12 +14,15 @@ import psutil
 
 from flight.errors import FlightQueueError
 from flight.schema import KEY_COLUMNS, TableSpec
-from modalities.base import EncodingProfile
+from modalities.base import EncodingProfile, Modality
 from modalities.errors import ModalityError
 from modalities.media import MediaTable
 from modalities.registry import load_modalities
 from modalities.routing import layer_groups, routing_columns
 from relax.config import RunConfig
+from relax.data.errors import ManifestError
+from relax.data.manifest import check_source
+from relax.data.mixing import Mixture
 from relax.errors import ConfigError, WiringError
 from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
@@ -40,7 +43,8 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
         ConfigError: a file, a plug-in or a number of the configuration cannot be.
         WiringError: a role writes or needs a column that its table lacks, or the engine is not installed.
     """
-    _check_files(config)
+    _check_sources(config)
+    _check_model_files(config)
     try:
         for part in config.rollout.reward.parts:
             load_reward(part).check()
@@ -83,26 +87,31 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
             routing = routing_columns(thinker.num_experts, groups)
         except (OSError, ValueError) as error:
             raise ConfigError(f"model.path: {error}") from error
-    try:
-        modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
-    except (ModalityError, ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"modalities.extra: {error}") from error
+    modalities = _load_modalities(config, profile)
     shape = RunShape(
         prompts_per_step=config.prompts_per_step,
         group_size=config.group_size,
         max_staleness=config.max_staleness,
         staleness_policy=config.staleness_policy,  # type: ignore[arg-type]
         lookahead_steps=config.data.lookahead_steps,
-        num_eval_prompts=config.evaluation.max_prompts,
+        num_eval_prompts=config.evaluation.max_prompts * max(1, len(config.data.eval)),
         capacity_bytes=config.queue.capacity_bytes,
         record_media=config.media.record,
         reward_labels=config.rollout.reward.labels,
+        num_reward_readers=config.data.num_workers if config.data.curriculum.enabled else 0,
     )
     media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:
         return table_specs(shape, media.columns(), routing)
     except FlightQueueError as error:
         raise WiringError(f"tables: {error}") from error
+
+
+def _load_modalities(config: RunConfig, profile: EncodingProfile) -> dict[str, Modality]:
+    try:
+        return load_modalities(profile, config.modalities.limits, config.modalities.extra)
+    except (ModalityError, ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"modalities.extra: {error}") from error
 
 
 def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[str, object]]) -> None:
@@ -130,17 +139,24 @@ def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[s
                 )
 
 
-def _check_files(config: RunConfig) -> None:
-    for key, value in (
-        ("data.manifest", config.data.manifest),
-        ("data.eval_manifest", config.data.eval_manifest),
-    ):
-        if value is not None and not Path(value).is_file():
-            raise ConfigError(f"{key}: must be a JSONL file, got {value!r}, where there is none")
-        if value is not None and not _has_a_row(Path(value)):
-            raise ConfigError(
-                f"{key}: must have a row, got {value!r}, which is empty; write one JSON object a line"
-            )
+def _check_sources(config: RunConfig) -> None:
+    modalities = _load_modalities(config, EncodingProfile())
+    data = config.data
+    train = "data.manifest" if data.manifest is not None else "data.sources"
+    for key, sources in ((train, data.train_sources()), ("data.eval", data.eval)):
+        for name, source in sources.items():
+            try:
+                check_source(source, modalities)
+            except ManifestError as error:
+                where = key if key == "data.manifest" else f"{key}.{name}"
+                raise ConfigError(f"{where}: {error}") from error
+    try:
+        Mixture([each.weight for each in data.train_sources().values()] or [1.0], config.seed)
+    except ValueError as error:
+        raise ConfigError(f"data.sources: {error}") from error
+
+
+def _check_model_files(config: RunConfig) -> None:
     if config.model.path is not None:
         model_dir = Path(config.model.path)
         for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
@@ -150,11 +166,6 @@ def _check_files(config: RunConfig) -> None:
                 )
         if not list(model_dir.glob("*.safetensors")):
             raise ConfigError(f"model.path: must hold safetensors files, got none in {config.model.path!r}")
-
-
-def _has_a_row(path: Path) -> bool:
-    with path.open("rb") as file:
-        return any(line.strip() for line in file)
 
 
 def _check_layout(config: RunConfig) -> None:

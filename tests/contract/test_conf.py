@@ -181,7 +181,7 @@ def test_config_mistake_names_key_rule_and_value(word: str, parts: list[str]) ->
     [
         (
             ["data.manifest=/nowhere/train.jsonl"],
-            "data.manifest: must be a JSONL file, got '/nowhere/train.jsonl'",
+            "data.manifest: must be a .jsonl, .ndjson or .parquet file",
         ),
         (["model.path=/nowhere"], "model.path: must be a Hugging Face directory with config.json"),
         (["rollout.reward=no_such_reward"], "rollout.reward:"),

@@ -150,7 +150,7 @@ def toy_words(home: Path) -> list[str]:
     """Return the words that name the data set and the model that fixture `job_home` made."""
     return [
         f"data.manifest={home}/toy/train.jsonl",
-        f"data.eval_manifest={home}/toy/eval.jsonl",
+        f"data.eval.toy={home}/toy/eval.jsonl",
         f"model.path={home}/model",
     ]
 

@@ -80,7 +80,7 @@ def test_broken_rows_cost_themselves_only(job_home, tmp_path, broken):
     train = write_manifest(tmp_path / "rows.jsonl", [*mixed, *rest])
     (tmp_path / "held_out").mkdir()
     held_out = write_manifest(tmp_path / "held_out" / "rows.jsonl", ["[]", "{}", broken["missing path"][0]])
-    words = (f"data.manifest={train}", f"data.eval_manifest={held_out}", f"model.path={job_home}/model")
+    words = (f"data.manifest={train}", f"data.eval.broken={held_out}", f"model.path={job_home}/model")
     with start_job(tmp_path, *words) as job:
         assert job.wait() == 0, job.describe()
     assert job.last_line == (
@@ -134,7 +134,7 @@ def test_held_out_prompts_that_cannot_be_scored_are_not_waited_for(start):
         (["num_stepz=3"], "'num_stepz' is not a known key; did you mean 'num_steps'?"),
         (["num_steps=many"], "num_steps"),
         (["group_size=1"], "group_size: must be at least 2, got 1"),
-        (["data.manifest=nowhere.jsonl"], "data.manifest: must be a JSONL file, got 'nowhere.jsonl'"),
+        (["data.manifest=nowhere.jsonl"], "data.manifest: must be a .jsonl, .ndjson or .parquet file"),
         (["rollout.reward=my_rewards:quarter"], "rollout.reward: "),
         (["modalities.extra=[depth_modality.depth:Height]"], "modalities.extra: "),
         (["queue.uri=grpc://127.0.0.1:1", "data.manifest={good}", "model.path={model}"], "queue.uri: "),

@@ -13,7 +13,7 @@ def test_job_trains_through_a_real_server(home, tmp_path) -> None:
     """Every step is trained on what the server sampled, at most one version old, with routing."""
     words = [
         f"data.manifest={home.toy}/train.jsonl",
-        f"data.eval_manifest={home.toy}/eval.jsonl",
+        f"data.eval.toy={home.toy}/eval.jsonl",
         f"model.path={home.model}",
         "rollout.engine=sglang",
         "rollout.sglang.device=cpu",

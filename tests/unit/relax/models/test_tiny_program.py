@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pipelines.tiny_omni import make
+from relax.data.config import SourceConfig
 from relax.data.errors import ManifestError
 from relax.errors import WiringError
 from relax.models.warm_up import WarmUpConfig
@@ -18,7 +19,7 @@ def _manifest(directory, answers):
     path = directory / f"{'-'.join(answers)}.jsonl"
     lines = [{"messages": [{"role": "user", "content": "Which?"}], "answer": answer} for answer in answers]
     path.write_text("\n".join([*map(json.dumps, lines), "not JSON"]))
-    return path
+    return [SourceConfig(path=str(path))]
 
 
 def test_tiny_program_makes_a_model_once(tmp_path):
@@ -43,5 +44,5 @@ def test_tiny_program_leaves_other_files_alone(tmp_path):
         make(out, _manifest(tmp_path, ["red", "blue"]), 0, QUICK)
     assert (out / "notes.txt").read_text() == "keep"
     with pytest.raises(ManifestError):
-        make(tmp_path / "new", tmp_path / "missing.jsonl", 0, QUICK)
+        make(tmp_path / "new", [SourceConfig(path=str(tmp_path / "missing.jsonl"))], 0, QUICK)
     assert not (tmp_path / "new").exists()

@@ -63,7 +63,7 @@ INPUTS = ReportInputs(
 @pytest.fixture(scope="module")
 def page_text(recorded_run: Path) -> str:
     errors = {"stage": ["preprocess"] * 3, "place": ["line 7"] * 3, "reason": ["image: <b>truncated</b>"] * 3}
-    inputs = replace(INPUTS, media_base_dir=recorded_run, row_errors=pa.table(errors))
+    inputs = replace(INPUTS, media_base_dirs={"": recorded_run}, row_errors=pa.table(errors))
     return build_report(recorded_run, inputs).read_text()
 
 
@@ -111,6 +111,29 @@ def test_report_embeds_picture_sound_and_film(page_text: str) -> None:
     assert page.text.count("not readable: No such file or directory") == 3
     audio = page.text[page.text.index("Slowest wrong answers") :]
     assert audio.index("Question 7") < audio.index("Question 6")
+
+
+def test_report_has_an_entry_for_each_evaluation_set(tmp_path: Path) -> None:
+    """Each modality of each set, and media from the set's own directory."""
+    rows = []
+    for name, modality, reward in (("near", "image", 0.0), ("far", "image", 1.0), ("far", "audio", 0.5)):
+        facts = {
+            "policy_version_start": 3,
+            "generate_s": 0.1,
+            "completion_text": "a",
+            "reference_answer": "b",
+        }
+        rows.append(facts | {"source": name, "modality": modality, "reward": reward, "prompt_text": "q"})
+    rows[0]["media_paths"] = ["here.png"]
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "here.png").write_bytes(b"\x89PNG\r\n\x1a\n and a picture")
+    inputs = replace(
+        INPUTS, eval_rollouts=pa.Table.from_pylist(rows), media_base_dirs={"near": tmp_path / "near"}
+    )
+    text = build_report(tmp_path, inputs).read_text()
+    titles = re.findall(r"<title id=\"chart\d+-title\">Mean reward, (.*?)</title>", text)
+    assert titles == ["audio, far", "image, far", "image, near"]
+    assert _Page(text).count("img") == 1
 
 
 def test_report_without_anything_still_is_a_page(tmp_path: Path) -> None:

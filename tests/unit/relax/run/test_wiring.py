@@ -10,6 +10,7 @@ import struct
 import pytest
 
 from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
+from relax.data.sources import FORMATS
 from relax.errors import ConfigError, WiringError
 from relax.records import WRITES
 from relax.rewards.config import RewardConfig, RewardPart
@@ -38,11 +39,11 @@ def test_check_wiring_accepts_the_defaults():
     [
         (
             RunConfig(data=DataConfig(manifest="no.jsonl")),
-            "data.manifest: must be a JSONL file, got 'no.jsonl', where there is none",
+            f"data.manifest: must be {FORMATS}, got 'no.jsonl', where there is none",
         ),
         (
-            RunConfig(data=DataConfig(eval_manifest="no.jsonl")),
-            "data.eval_manifest: must be a JSONL file, got 'no.jsonl', where there is none",
+            RunConfig(data=DataConfig(eval={"held_out": "no.jsonl"})),
+            f"data.eval.held_out: must be {FORMATS}, got 'no.jsonl', where there is none",
         ),
         (
             RunConfig(model=ModelConfig(path="nowhere")),
