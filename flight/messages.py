@@ -234,6 +234,12 @@ class Renew(Request):
     lease_s: float
 
 
+class VoidRequest(Request):
+    """`member` is the identity of the client that took the rows."""
+
+    member: str
+
+
 class Seal(Request):
     table: str
     expected_rows: int | None = None
@@ -322,6 +328,7 @@ ACTIONS: dict[str, tuple[type[Request], str]] = {
     "nack": (Nack, "give leased rows back, or skip them"),
     "requeue": (Requeue, "make dead letters ready again"),
     "renew": (Renew, "let a lease last longer"),
+    "void": (VoidRequest, "give back all rows that a member holds"),
     "seal": (Seal, "declare that no more rows will come"),
     "announce": (Announce, "set the policy version of a table"),
     "set_max_staleness": (SetMaxStaleness, "change the staleness bound of a table"),

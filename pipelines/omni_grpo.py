@@ -1,5 +1,8 @@
 """Train an omni-modal model by GRPO: `python pipelines/omni_grpo.py [--config FILE] [key=value ...]`.
 
+`resume=runs/<name>` goes on with a run that was broken off or has ended, from its newest checkpoint (`resume_step=N`:
+from that one) and with its own configuration; `num_steps` may be raised.
+
 Without arguments it makes a data set of real media files and a tiny Qwen3-Omni-MoE thinker once, trains it on this
 machine and leaves recorded rollouts, checkpoints, metrics and a report under `runs/`.
 """
@@ -24,8 +27,9 @@ from relax.config import RunConfig, load_config, save_config  # noqa: E402  (aft
 from relax.data.config import SourceConfig  # noqa: E402
 from relax.errors import ConfigError, RelaxError, ServiceError  # noqa: E402
 from relax.run.attachment import check_server  # noqa: E402
-from relax.run.directory import make_run_dir, release_run_dir  # noqa: E402
-from relax.run.driver import Driver, Outcome  # noqa: E402
+from relax.run.directory import held, make_run_dir, release_run_dir  # noqa: E402
+from relax.run.driver import Driver, Outcome, Resume  # noqa: E402
+from relax.run.resuming import ResumeRequest, read_words, resumed_config  # noqa: E402
 from relax.run.wiring import check_wiring  # noqa: E402
 
 DEFAULT_CONFIG = ROOT / "conf" / "omni_grpo.yaml"
@@ -43,9 +47,13 @@ def main(
 ) -> None:
     """Check the configuration, prepare data and model where none are given, run, report."""
     try:
-        settings = load_config([config], overrides or [])
-        check_wiring(settings)
-        outcome = launch(settings)
+        request = read_words(overrides or [])
+        if request is not None:
+            outcome = go_on(request)
+        else:
+            settings = load_config([config], overrides or [])
+            check_wiring(settings)
+            outcome = launch(settings)
     except RelaxError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
@@ -69,6 +77,19 @@ def launch(config: RunConfig) -> Outcome:
     typer.echo(f"run {run_dir.name}: logs, rollouts and metrics under {run_dir}")
     model_dir = Path(config.model.path or "")
     return Driver(config, specs, run_dir.resolve(), model_dir.resolve()).run()
+
+
+def go_on(request: ResumeRequest) -> Outcome:
+    """Carry a run on that was broken off, or has ended, in its own directory."""
+    config = resumed_config(request)
+    specs = check_wiring(config)
+    run_dir = request.run_dir.resolve()
+    with held(run_dir):
+        save_config(config, run_dir / "config.yaml")
+    _share_clone()
+    typer.echo(f"run {run_dir.name}: goes on, logs, rollouts and metrics under {run_dir}")
+    model_dir = Path(config.model.path or "")
+    return Driver(config, specs, run_dir, model_dir.resolve(), Resume(step=request.step)).run()
 
 
 def _share_clone() -> None:

@@ -26,6 +26,7 @@ from relax.data.config import LAYOUTS, CurriculumConfig, SourceConfig, read_sour
 from relax.errors import ConfigError
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.rollout.sglang_config import SGLangConfig
+from relax.run.restarts import RestartsConfig
 from relax.train.config import TrainerConfig
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
@@ -123,6 +124,9 @@ class QueueConfig:
     """Most bytes a table may keep."""
     lease_s: float = 120.0
     """Seconds after which rows of a silent consumer are given to another."""
+    journal: bool | None = None
+    """Whether the run's own server keeps a journal, under `journal/`, so that it can be started again and taken back to
+    a checkpoint; absent: if the run keeps checkpoints (`checkpoint.interval_steps`)."""
 
 
 @dataclass(kw_only=True)
@@ -169,6 +173,8 @@ class CheckpointConfig:
 
     interval_steps: int = 0
     """Optimizer steps between checkpoints; 0: only at the end."""
+    keep: int = 2
+    """Checkpoints kept on disk, the newest ones."""
     keep_snapshots: int = 4
     """Published weight snapshots kept on disk."""
 
@@ -208,6 +214,19 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    restarts: RestartsConfig = field(default_factory=RestartsConfig)
+
+    @property
+    def keeps_journal(self) -> bool:
+        """Whether the queue outlives its server, and can be taken back to a checkpoint."""
+        if self.queue.journal is None:
+            return self.queue.uri is None and self.checkpoint.interval_steps > 0
+        return self.queue.journal
+
+    @property
+    def can_go_back(self) -> bool:
+        """Whether the run can go back to a checkpoint while it goes on."""
+        return self.keeps_journal and self.checkpoint.interval_steps > 0
 
     def __post_init__(self) -> None:
         for key, value, minimum in (
@@ -226,6 +245,8 @@ class RunConfig:
             ("rollout.num_threads", self.rollout.num_threads, 1),
             ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
             ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
+            ("checkpoint.interval_steps", self.checkpoint.interval_steps, 0),
+            ("checkpoint.keep", self.checkpoint.keep, 1),
             ("checkpoint.keep_snapshots", self.checkpoint.keep_snapshots, 2),
         ):
             if value < minimum:
@@ -240,6 +261,10 @@ class RunConfig:
                 raise ConfigError(
                     f"{key}: must be one of {', '.join(choices)}, got {word!r}{_nearest(word, choices)}"
                 )
+        if self.queue.journal and self.queue.uri is not None:
+            raise ConfigError(
+                f"queue.journal: must be off with queue.uri, got both; that server keeps its own: {self.queue.uri}"
+            )
         check_staleness(self.algorithm, self.max_staleness)
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")

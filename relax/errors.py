@@ -7,6 +7,7 @@ RelaxError
 ├── TrainingError   (RuntimeError) a batch cannot be trained on
 ├── ControlError    (ConnectionError) the control plane did not answer
 ├── ServiceError    (RuntimeError) a role failed
+│   └── HopelessError              and would fail again, however often it is started
 └── RewardFailedError (RuntimeError) a completion could not be scored; lives in relax.rewards.base
 """
 
@@ -38,4 +39,8 @@ class ControlError(RelaxError, ConnectionError):
 
 
 class ServiceError(RelaxError, RuntimeError):
+    pass
+
+
+class HopelessError(ServiceError):
     pass

@@ -165,6 +165,19 @@ ROW_ERROR_COLUMNS = _columns(
     ("reason", pa.string(), "the rule that was broken and the value that broke it"),
 )
 
+POSITION_COLUMNS = _columns(
+    "preprocess",
+    ("service", pa.string(), "service that the position is of"),
+    ("next_draw", pa.int64(), "number of the draw that comes next, from 0"),
+    ("order", pa.string(), "digest of the order that it counts in"),
+    (
+        "curriculum",
+        pa.string(),
+        "means of the prompts that have a reward, as JSON; null without a curriculum",
+    ),
+    ("evaluation", pa.int64(), "last round of evaluation whose prompts were put; 0: none"),
+)
+
 PROMPT_BASICS = tuple(column.name for column in PROMPT_COLUMNS)
 ACTOR_READS = (
     "modality",
@@ -243,27 +256,7 @@ def table_specs(
             capacity_rows=shape.max_prompts_alive,
             capacity_bytes=shape.capacity_bytes,
         ),
-        TableSpec(
-            name="rollouts",
-            columns=(*sample_columns, *TRAINED_COLUMNS),
-            consumers=(
-                ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
-                ConsumerSpec(name="recorder", columns=(*RECORDED, *reward_names, *routing_names)),
-                *(
-                    ConsumerSpec(name=reward_reader(index), columns=REWARD_READS)
-                    for index in range(shape.num_reward_readers)
-                ),
-            ),
-            group_size=shape.group_size,
-            staleness=StalenessSpec(
-                max_staleness=shape.max_staleness,
-                rows_per_version=shape.rows_per_version,
-                consumer="actor",
-                policy=shape.staleness_policy,
-            ),
-            capacity_rows=(shape.max_staleness + 4) * shape.rows_per_version,
-            capacity_bytes=shape.capacity_bytes,
-        ),
+        _rollouts(shape, sample_columns, reward_names, routing_names),
         TableSpec(
             name="eval_prompts",
             columns=PROMPT_COLUMNS,
@@ -283,6 +276,11 @@ def table_specs(
             capacity_bytes=shape.capacity_bytes,
         ),
         TableSpec(
+            name="positions",
+            columns=POSITION_COLUMNS,
+            consumers=(ConsumerSpec(name="preprocess", columns=(), sampler="keyed"),),
+        ),
+        TableSpec(
             name="metrics",
             columns=METRIC_COLUMNS,
             consumers=(ConsumerSpec(name="driver", columns=tuple(column.name for column in METRIC_COLUMNS)),),
@@ -298,11 +296,42 @@ def table_specs(
     return {spec.name: spec for spec in specs}
 
 
+def _rollouts(
+    shape: RunShape,
+    sample_columns: Sequence[Column],
+    reward_names: Sequence[str],
+    routing_names: Sequence[str],
+) -> TableSpec:
+    """Return the table that the trainer reads."""
+    return TableSpec(
+        name="rollouts",
+        columns=(*sample_columns, *TRAINED_COLUMNS),
+        consumers=(
+            ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
+            ConsumerSpec(name="recorder", columns=(*RECORDED, *reward_names, *routing_names)),
+            *(
+                ConsumerSpec(name=reward_reader(index), columns=REWARD_READS)
+                for index in range(shape.num_reward_readers)
+            ),
+        ),
+        group_size=shape.group_size,
+        staleness=StalenessSpec(
+            max_staleness=shape.max_staleness,
+            rows_per_version=shape.rows_per_version,
+            consumer="actor",
+            policy=shape.staleness_policy,
+        ),
+        capacity_rows=(shape.max_staleness + 4) * shape.rows_per_version,
+        capacity_bytes=shape.capacity_bytes,
+    )
+
+
 WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
     "preprocess": {
         "media": MEDIA_FACTS,
         "prompts": PROMPT_BASICS,
         "eval_prompts": PROMPT_BASICS,
+        "positions": [column.name for column in POSITION_COLUMNS],
         "row_errors": [column.name for column in ROW_ERROR_COLUMNS],
     },
     "rollout": {

@@ -87,6 +87,22 @@ class BrokerTables(BrokerCore):
         with self._locked():
             return self._ledger.table(name).spec
 
+    def held_by(self, member: str) -> list[tuple[str, str, str]]:
+        """Return (table, consumer, lease) of all leases of a member."""
+        with self._locked():
+            return [
+                (name, cursor.name, lease.lease_id)
+                for name, table in self._ledger.tables.items()
+                for cursor in table.cursors.values()
+                for lease in cursor.leases.values()
+                if lease.member == member
+            ]
+
+    def forget_lease(self, name: str, consumer: str, lease_id: str) -> None:
+        """Have an ack of a lease that was given back refused, instead of answered as a repetition."""
+        with self._locked():
+            self._ledger.table(name).cursor(consumer).void([lease_id])
+
     def size(self, name: str) -> tuple[int, int]:
         """Return rows and bytes of a table."""
         with self._locked():

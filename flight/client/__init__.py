@@ -129,8 +129,8 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, Kee
         """Lease rows for `lease_s` seconds, waiting up to `deadline_s` for `min_rows` of them.
 
         Mere lack of rows is a status, not an error. Columns default to the consumer's. `policy_version` is the version
-        that the caller generates from (tables with tickets) or trains for (the staleness consumer). Not repeated by
-        itself: rows whose delivery failed come again when their lease expires.
+        that the caller generates from (tables with tickets) or trains for (the staleness consumer). Repeated if the
+        connection drops: rows whose delivery failed come again when their lease expires.
 
         `ack` finishes the rows of a lease first, in the same call; one without rows is left alone. If the take fails,
         the ack stands.
@@ -244,6 +244,10 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, Kee
                 table=table, consumer=consumer, lease_id=lease_id, lease_s=lease_s, identity=self.identity
             ),
         )
+
+    def void(self, member: str) -> int:
+        """Give back all rows that a member (a client's `identity`) holds: it is gone. Return how many. Idempotent."""
+        return self._act("void", m.VoidRequest(member=member, identity=self.identity))
 
     # ---- course of the run ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pyarrow.flight as paflight
 from flight import messages as m
 from flight.client.connection import Connection, within
 from flight.client.owners import Owners
+from flight.client.patience import PATIENCE_S
 from flight.client.sharing import SharedMemory
 
 
@@ -18,16 +19,23 @@ class ClientCalls:
     """Connects on first use. `identity` names this process in the server's statistics and errors.
 
     With `shared_memory`, tables that lie in the memory of a server on this host are mapped, not copied: they are
-    read-only, and valid as long as any view of them is alive.
+    read-only, and valid as long as any view of them is alive. `patience_s` is how long a call waits for a server that
+    is away, beside its own deadline: a client that has it lives through a restart of the server.
     """
 
     def __init__(
-        self, uri: str, *, identity: str, deadline_s: float = 30.0, shared_memory: bool = True
+        self,
+        uri: str,
+        *,
+        identity: str,
+        deadline_s: float = 30.0,
+        shared_memory: bool = True,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.uri = uri
         self.identity = identity
         self.deadline_s = deadline_s
-        self._connection = Connection(uri)
+        self._connection = Connection(uri, patience_s=patience_s)
         self._shared = SharedMemory(identity, is_on=shared_memory)
         self._owners = Owners(identity, shared_memory=shared_memory, act=self._act, read=self._read_whole)
 

@@ -16,13 +16,11 @@ import pyarrow as pa
 import pyarrow.flight as paflight
 
 from flight import messages as m
+from flight.client.patience import PATIENCE_S, waits
 from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, UnavailableError
 
 TRANSFER_S = 15.0
 """Seconds beyond a call's deadline in which data may still arrive, or a hung server be noticed."""
-
-RETRY_DELAYS_S = (0.05, 0.2, 0.5)
-"""Waits before a call that is safe to repeat is tried again on a new connection."""
 
 # With the default bandwidth probe, unread streams can grow a client's memory without bound under load (pyarrow 26).
 _OPTIONS: list[tuple[str, int | str]] = [("grpc.http2.bdp_probe", 0), ("grpc.http2.max_frame_size", 1 << 20)]
@@ -31,10 +29,14 @@ T = TypeVar("T")
 
 
 class Connection:
-    """Connects on first use, and anew after `close` or a dropped connection."""
+    """Connects on first use, and anew after `close` or a dropped connection.
 
-    def __init__(self, uri: str) -> None:
+    `patience_s` is how long calls that are safe to repeat, and streams, try to reach a server that does not answer.
+    """
+
+    def __init__(self, uri: str, *, patience_s: float = PATIENCE_S) -> None:
         self.uri = uri
+        self.patience_s = patience_s
         self._client: paflight.FlightClient | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -58,17 +60,18 @@ class Connection:
             raise InvalidRequestError(
                 f"{where}: the client must be used in the process that made it, got a forked one; spawn processes"
             )
-        for delay_s in (*(RETRY_DELAYS_S if retry else ()), None):
+        tries = waits(self.patience_s)
+        while True:
             client = self._connected(where)
             try:
                 with self.errors(where):
                     return call(client)
             except UnavailableError:
                 self._forget(client)
+                delay_s = next(tries, None) if retry else None
                 if delay_s is None:
                     raise
-                time.sleep(delay_s)
-        raise UnavailableError(f"{where}: not reached")
+            time.sleep(delay_s)
 
     def _connected(self, where: str) -> paflight.FlightClient:
         with self._lock:

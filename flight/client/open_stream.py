@@ -122,6 +122,11 @@ class OpenStream:
             self._lock.release()
 
     @property
+    def patience_s(self) -> float:
+        """Return how long to try to reach a server that does not answer."""
+        return self._connection.patience_s
+
+    @property
     def is_open(self) -> bool:
         """Return whether a stream is open, as far as is known here."""
         return self._writer is not None

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.flight as paflight
 
 from flight import stream_messages as sm
-from flight.client.connection import RETRY_DELAYS_S
 from flight.client.open_stream import OpenStream, read_message
+from flight.client.patience import waits
 from flight.client.results import PutResult
 from flight.client.sharing import SharedMemory, Written
 from flight.data.sending import size_of, to_send
@@ -184,7 +184,7 @@ class PutStream:
 
     def _drive(self, until: PendingPut | None) -> None:
         """Send what is not sent, and read answers until `until` has all of its own; errors go to the puts."""
-        num_failed = 0
+        tries = waits(self._stream.patience_s)
         if not self._stream.is_open:  # It broke while it was closed for a rest.
             self._take_back()
         while self._unsent or (until is not None and not until.is_done):
@@ -200,11 +200,13 @@ class PutStream:
                     return
             except UnavailableError as error:
                 self._take_back()
-                num_failed = 1 if len(self._unsent) < num_left else num_failed + 1
-                if num_failed > len(RETRY_DELAYS_S):
+                if len(self._unsent) < num_left:
+                    tries = waits(self._stream.patience_s)
+                delay_s = next(tries, None)
+                if delay_s is None:
                     self._fail(error)
                     return
-                time.sleep(RETRY_DELAYS_S[num_failed - 1])
+                time.sleep(delay_s)
             except FlightQueueError as error:
                 self._take_back()
                 self._fail(error)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as paflight
 
@@ -15,6 +16,7 @@ from flight import messages as m
 from flight import stream_messages as sm
 from flight.client.calls import ClientCalls
 from flight.client.connection import TRANSFER_S, within
+from flight.client.lasting import LastingSubscription
 from flight.client.subscription import Subscription
 
 DEFAULT_CREDIT_LEASES = 2
@@ -140,12 +142,13 @@ class ReadingClient(ClientCalls):
         idle_deadline_s: float | None = None,
         policy_version: int | None = None,
         heartbeat_s: float = 5.0,
-    ) -> Subscription:
+    ) -> LastingSubscription:
         """Have leases of `min_rows` to `max_rows` rows pushed as soon as there are rows; use it in a `with` block.
 
         The credit bounds what is on its way, waits here, or is neither acked nor nacked: `credit_rows` exactly (default
         two full leases), `credit_bytes` to within one lease. `idle_deadline_s` (default: this client's deadline) is
-        how long the iterator waits for a lease. For the rest see `take`.
+        how long the iterator waits for a lease. When the stream breaks, another is opened while this client is patient;
+        leases of the broken one have gone back. For the rest see `take`.
 
         Raises:
             InvalidRequestError: there is no such consumer or column, or a limit is out of range.
@@ -166,7 +169,13 @@ class ReadingClient(ClientCalls):
             identity=self.identity,
         )
         idle_s = self.deadline_s if idle_deadline_s is None else idle_deadline_s
-        return Subscription(self._connection, self._shared, request, idle_deadline_s=idle_s)
+
+        def open_stream(adopted: int | None) -> Subscription:
+            chosen = request if adopted is None else msgspec.structs.replace(request, policy_version=adopted)
+            return Subscription(self._connection, self._shared, chosen, idle_deadline_s=idle_s)
+
+        patience_s = self._connection.patience_s
+        return LastingSubscription(open_stream, idle_deadline_s=idle_s, patience_s=patience_s)
 
 
 def _tick(reader: paflight.FlightStreamReader, ticket: m.WatchTicket) -> pa.RecordBatch | None:

@@ -3,6 +3,8 @@
 A thread receives; what it holds for the caller is bounded by the credit. A lease counts from the moment that the
 iterator hands it over: leases that wait for their turn are renewed with the heartbeats. Closing the subscription, or
 the end of this process, gives every lease back that was not acked.
+
+This is one stream; `flight.client.lasting` opens the next when it breaks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as paflight
@@ -101,7 +103,8 @@ class PushedLease:
         except LeaseLostError:
             self._subscription._let_go(self.lease_id, num_rows)
             if message.credit is not None:
-                self._subscription._write(message.credit)
+                with suppress(UnavailableError):
+                    self._subscription._write(message.credit)
             raise
         except FlightQueueError:
             with self._subscription._changed:
@@ -113,10 +116,7 @@ class PushedLease:
 
 
 class Subscription:
-    """Leases as they come; iterate, or call `next_lease`. Threads may share it; ends when the table does.
-
-    Made by `QueueClient.subscribe`. Iteration stops when the table is sealed and empty.
-    """
+    """Leases as they come over one stream. Threads may share it; ends when the table does."""
 
     def __init__(
         self, connection: Connection, shared: SharedMemory, request: sm.Subscribe, *, idle_deadline_s: float
@@ -150,21 +150,6 @@ class Subscription:
             self._next_grant = self._guest.new_block()
             self._request.shared = m.SharedRef(connection=self._guest.connection, grant=self._next_grant)
         return open_exchange(client, self._request, self._where)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> PushedLease:
-        lease = self.next_lease()
-        if lease is None:
-            raise StopIteration
-        return lease
 
     def next_lease(self, deadline_s: float | None = None) -> PushedLease | None:
         """Return the next lease, None if no row will ever come; waits up to `deadline_s` (`idle_deadline_s`).
@@ -235,6 +220,13 @@ class Subscription:
                 ),
             )
             answer = self._answers[request.seq]
+        except UnavailableError as error:
+            if self._error is None:  # closed by its owner
+                raise
+            raise LeaseLostError(
+                f"{self._where}: the stream of lease {request.lease_id!r} must be open, got a broken one; its rows are "
+                "delivered again"
+            ) from error
         finally:
             with self._changed:
                 del self._answers[request.seq]

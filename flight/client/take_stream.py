@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from flight import messages as m
 from flight import stream_messages as sm
-from flight.client.connection import RETRY_DELAYS_S
 from flight.client.open_stream import OpenStream
+from flight.client.patience import waits
 from flight.client.results import Lease
 from flight.client.sharing import SharedMemory
 from flight.errors import BY_CODE, FlightQueueError, InvalidRequestError, UnavailableError
@@ -114,15 +114,17 @@ class TakeStream:
                 raise InvalidRequestError(
                     f"{self._where}: the stream must be open, got a closed one; open another"
                 )
-            for delay_s in (*RETRY_DELAYS_S, None):
+            tries = waits(self._stream.patience_s)
+            while True:
                 try:
                     with self._stream.errors():
                         answer = once()
                     break
                 except UnavailableError:
+                    delay_s = next(tries, None)
                     if delay_s is None:
                         raise
-                    time.sleep(delay_s)
+                time.sleep(delay_s)
         if isinstance(answer, sm.Refused):
             raise BY_CODE.get(answer.code, FlightQueueError)(answer.message)
         return answer

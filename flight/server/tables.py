@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from flight import messages as m
 from flight.broker import Broker
-from flight.errors import InvalidRequestError
+from flight.errors import InvalidRequestError, LeaseLostError, TableNotFoundError
 from flight.schema import TableSpec
 
 
 def table_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
     """Return what each action does, by name."""
     return {
+        "void": lambda r: _void(broker, r.member),
         "alter_table": lambda r: m.from_spec(_alter(broker, r)),
         "missing": lambda r: broker.missing(r.table, r.uids),
         "truncate_table": lambda r: broker.truncate_table(r.table),
@@ -30,6 +32,16 @@ def table_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
 def _alter(broker: Broker, request: m.AlterTable) -> TableSpec:
     columns = m.columns_from(f"alter_table {request.table}", request.arrow_schema)
     return broker.alter_table(request.table, columns, request.consumers)
+
+
+def _void(broker: Broker, member: str) -> int:
+    """Give back all rows that a member holds, which is known to be gone; return how many. Idempotent."""
+    num_rows = 0
+    for table, consumer, lease_id in broker.held_by(member):
+        with suppress(LeaseLostError, TableNotFoundError):  # it ended, or was finished, meanwhile
+            num_rows += broker.nack(table, consumer, lease_id, None, reason=f"{member} is gone", requeue=True)
+            broker.forget_lease(table, consumer, lease_id)
+    return num_rows
 
 
 def read_dead(broker: Broker, request: m.ReadTicket) -> pa.Table:

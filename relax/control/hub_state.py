@@ -145,6 +145,11 @@ Effect = Send | Publish | Tell | Refuse
 class _Announcement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Count
     path: str
+    incarnation: Count = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.incarnation, self.version
 
 
 @dataclass
@@ -314,15 +319,21 @@ class HubState:
             new = msgspec.convert(value, _Announcement, strict=True)
         except msgspec.ValidationError as error:
             return f"control key {POLICY_VERSION_KEY!r}: must be {{version, path}}, got {value!r} ({error})"
-        old = self.entries.get(POLICY_VERSION_KEY)
-        if old is None or new.version > old["version"] or value == old:
+        known = self.entries.get(POLICY_VERSION_KEY)
+        old = None if known is None else msgspec.convert(known, _Announcement)
+        if old is None or new.place > old.place or new == old:
             return ""
-        if new.version == old["version"]:
+        if new.place == old.place:
             return (
                 f"control key {POLICY_VERSION_KEY!r}: version {new.version} must keep its path "
-                f"{old['path']!r}, got {new.path!r}; publish under a new version"
+                f"{old.path!r}, got {new.path!r}; publish under a new version"
+            )
+        if new.incarnation < old.incarnation:
+            return (
+                f"control key {POLICY_VERSION_KEY!r}: the incarnation must be {old.incarnation}, got "
+                f"{new.incarnation}; the run has gone back to a checkpoint meanwhile"
             )
         return (
-            f"control key {POLICY_VERSION_KEY!r}: the version must be above {old['version']}, "
-            f"got {new.version}; versions never go back within a run"
+            f"control key {POLICY_VERSION_KEY!r}: the version must be above {old.version}, "
+            f"got {new.version}; versions never go back within an incarnation"
         )

@@ -117,7 +117,9 @@ class ControlMember:
     def policy_version(self) -> PolicyVersion | None:
         """The newest announced weights, or `None` before the first announcement."""
         value = self.get(POLICY_VERSION_KEY)
-        return None if value is None else PolicyVersion(value["version"], Path(value["path"]))
+        if value is None:
+            return None
+        return PolicyVersion(value["version"], Path(value["path"]), value.get("incarnation", 0))
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return this member's copy of a key's value, or `default` when it is not set."""
@@ -156,16 +158,20 @@ class ControlMember:
                 f"when {key!r} is set, got silence; setting it again is harmless"
             )
 
-    def announce_policy_version(self, version: int, path: Path | str, *, deadline_s: float = 10.0) -> None:
+    def announce_policy_version(
+        self, version: int, path: Path | str, *, incarnation: int = 0, deadline_s: float = 10.0
+    ) -> None:
         """Tell all that the weights of `version` lie in directory `path`; return once the hub has it.
 
-        Versions only rise. Announcing the newest version again, with the same path, is harmless.
+        Versions only rise, but for those of a later incarnation, see `relax.control.course`. Announcing the newest
+        version again, with the same path, is harmless.
 
         Raises:
             ControlRefusedError: the role is not the actor, or the version is not above the last.
             ControlDeadlineError: the hub did not answer.
         """
-        self.set(POLICY_VERSION_KEY, {"version": version, "path": str(path)}, deadline_s=deadline_s)
+        value = {"version": version, "path": str(path), "incarnation": incarnation}
+        self.set(POLICY_VERSION_KEY, value, deadline_s=deadline_s)
 
     def wait_for(self, predicate: Callable[[], bool], deadline_s: float) -> bool:
         """Block until `predicate()` holds and return True, or return False after `deadline_s`.

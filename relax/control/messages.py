@@ -33,10 +33,11 @@ Key = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_CHARACTERS)]
 
 @dataclass(frozen=True)
 class PolicyVersion:
-    """The newest published weights: their number and the snapshot directory."""
+    """The newest published weights: their number, the snapshot directory, and which attempt at the steps made them."""
 
     version: int
     path: Path
+    incarnation: int = 0
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):

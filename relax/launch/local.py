@@ -150,6 +150,11 @@ class LocalSupervisor:
         self._wait(asked, KILL_DEADLINE_S)
         return [self._finish(name) for name in asked]
 
+    def kill(self, name: str) -> None:
+        """End a service by SIGKILL, its children too; `poll` reports it like one that ended by itself."""
+        if name in self._services:
+            self._signal(name, signal.SIGKILL)
+
     def close(self, grace_s: float = 1.0) -> None:
         """Stop all services and the guardian; safe to repeat."""
         if self._closed:

@@ -19,6 +19,7 @@ import torch
 import xxhash
 from safetensors.torch import load_file, save_file
 
+from relax.durable import flush
 from relax.models.errors import SnapshotError, SnapshotNotFoundError
 
 TENSORS_FILE = "model.safetensors"
@@ -59,10 +60,10 @@ def write_snapshot(
         (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")
         if durable:
             for path in (partial / TENSORS_FILE, partial / DESCRIPTION_FILE, partial):
-                _flush(path)
+                flush(path)
         partial.rename(target)
         if durable:
-            _flush(target.parent)
+            flush(target.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -131,11 +132,3 @@ def _checksum_or_error(where: Path) -> str:
         raise SnapshotNotFoundError(f"read_snapshot: {path} must exist") from error
     except ValueError as error:  # an empty file cannot be mapped
         raise SnapshotError(f"read_snapshot: {path} must not be empty") from error
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,8 @@
 
 Rows are long: (step, policy_version, role, name, value, time). While a run lasts, finished parts lie in
 `<run_dir>/metrics/000000.parquet` and so on, each appearing whole; now and then, and on `close`, they are merged into
-`<run_dir>/metrics.parquet`. `read_metrics` reads both at any time, also after a crash between the two.
+`<run_dir>/metrics.parquet`. `read_metrics` reads both at any time, also after a crash between the two. A row that
+comes twice is kept once.
 
 Names: `<group>/<what>_<unit>` or `<what>_<unit>`. The report knows one kind: `time/<part>_s`, the seconds that a role
 spent in a part since its last row of that name.
@@ -14,8 +15,8 @@ import io
 import os
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from relax.errors import ServiceError, WiringError
@@ -45,6 +47,8 @@ METRIC_SCHEMA = pa.schema(
 )
 _NEXT_PART = b"next_part"
 _PARTS_PER_MERGE = 64
+_REMEMBERED_ROWS = 100_000
+_Key = tuple[int, str, str, int, float]
 _READ_ATTEMPTS = 5
 _event_files = count()
 
@@ -75,6 +79,14 @@ class SeriesStore:
     def points(self, role: str, name: str) -> list[Point]:
         """Return the kept points, oldest first; empty when the series is unknown."""
         return list(self._series.get((role, name), ()))
+
+    def forget(self, after_version: int, roles: Collection[str]) -> None:
+        """Drop the points of those roles that belong to later policy versions."""
+        for (role, _), points in self._series.items():
+            if role in roles:
+                kept = [point for point in points if point.policy_version <= after_version]
+                points.clear()
+                points.extend(kept)
 
     def last(self, role: str, name: str) -> Point | None:
         series = self._series.get((role, name))
@@ -116,6 +128,8 @@ class MetricsWriter:
         self._num_waiting = 0
         self._events = _EventFile(self.run_dir / "tensorboard")
         self._closed = False
+        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        """The newest rows, by all that tells them apart."""
 
     def write(self, table: pa.Table) -> None:
         """Take rows with the columns of `METRIC_SCHEMA`; more columns are ignored.
@@ -131,7 +145,7 @@ class MetricsWriter:
             raise WiringError(
                 f"metrics: a row must have columns {METRIC_SCHEMA.names}, got none of {missing}"
             )
-        rows = table.select(METRIC_SCHEMA.names).cast(METRIC_SCHEMA)
+        rows = self._new(table.select(METRIC_SCHEMA.names).cast(METRIC_SCHEMA))
         for row in rows.to_pylist():
             moment = row["time"].timestamp()
             self.series.add(
@@ -140,8 +154,23 @@ class MetricsWriter:
             self._events.add(f"{row['role']}/{row['name']}", row["step"], row["value"], moment)
         self._waiting.append(rows)
         self._num_waiting += len(rows)
-        late = self._clock() - self._part_began_s >= self._seconds_per_part
-        if late or self._num_waiting >= self._rows_per_part:
+        if self._num_waiting >= self._rows_per_part:
+            self.flush()
+        self.flush_if_late()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._closed
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all that was taken is on disk."""
+        return not self._num_waiting
+
+    def flush_if_late(self) -> None:
+        """Write a part if the oldest row has waited for long enough."""
+        if self._clock() - self._part_began_s >= self._seconds_per_part:
             self.flush()
 
     def add(
@@ -154,6 +183,39 @@ class MetricsWriter:
     ) -> None:
         """Take the values that one role measured at one step; `time_s` is seconds since 1970, by default now."""
         self.write(metric_rows(role, step, policy_version, values, time_s))
+
+    def go_back(self, policy_version: int, roles: Collection[str]) -> None:
+        """Forget what those roles measured under later policy versions: the run has gone back to this one.
+
+        What is on disk is remembered from here on, so that a row that is delivered again is kept once; TensorBoard is
+        told that the later steps are void.
+        """
+        self.flush()
+        later = (pc.field("policy_version") > policy_version) & pc.field("role").isin(sorted(roles))
+        self._merge(lambda part: part.filter(~later))
+        self.series.forget(policy_version, roles)
+        self._seen.clear()
+        for part in _stored(self.run_dir):
+            self._new(part)
+        self._events.void_after(policy_version)
+
+    def take_up(self) -> None:
+        """Have the series of what an earlier writer left on disk, too."""
+        for part in _stored(self.run_dir):
+            for row in part.to_pylist():
+                point = Point(row["step"], row["policy_version"], row["value"], row["time"].timestamp())
+                self.series.add(row["role"], row["name"], point)
+
+    def _new(self, rows: pa.Table) -> pa.Table:
+        """Return the rows that have not been here before."""
+        columns = [rows["time"].cast(pa.int64()), *(rows[name] for name in ("role", "name", "step", "value"))]
+        is_new = []
+        for key in zip(*(column.to_pylist() for column in columns), strict=True):
+            is_new.append(key not in self._seen)
+            self._seen[key] = None
+        while len(self._seen) > _REMEMBERED_ROWS:
+            self._seen.popitem(last=False)
+        return rows if all(is_new) else rows.filter(pa.array(is_new, pa.bool_()))
 
     def flush(self) -> None:
         """Put what was taken so far on disk."""
@@ -176,9 +238,9 @@ class MetricsWriter:
         self._parts.rmdir()
         self._closed = True
 
-    def _merge(self) -> None:
+    def _merge(self, keep: Callable[[pa.Table], pa.Table] = lambda part: part) -> None:
         merged = METRIC_SCHEMA.with_metadata({_NEXT_PART: str(self._next_part).encode()})
-        write_parquet(_stored(self.run_dir), merged, self.run_dir / "metrics.parquet")
+        write_parquet(map(keep, _stored(self.run_dir)), merged, self.run_dir / "metrics.parquet")
         for part in self._parts.glob("*.parquet"):
             part.unlink()
 
@@ -264,6 +326,14 @@ class _EventFile:
         self._records.write(
             self._event_type(wall_time=time_s, step=step, summary=summary).SerializeToString()
         )
+
+    def void_after(self, step: int) -> None:
+        """Tell TensorBoard that what it has of later steps does not count."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        log = SessionLog(status=SessionLog.START)
+        self._records.write(Event(wall_time=time.time(), step=step + 1, session_log=log).SerializeToString())
+        self.flush()
 
     def flush(self) -> None:
         with self._path.open("ab") as file:

@@ -3,7 +3,8 @@
 Life cycle: `write` puts each batch on disk at once, in a hidden directory beside the records. When rows of a newer
 version come, or on `close`, the batches of a version become `<directory>/000012.parquet`: written under another
 name, then renamed, so that a reader sees whole files only. A recorder that was killed is continued by the next one
-on the same directory: batches left behind are taken up, and rows delivered twice are kept once (by `uid`).
+on the same directory: batches left behind are taken up, and rows delivered twice are kept once (by `uid`). When the
+run goes back to a checkpoint, what was trained after it is removed: it is trained on anew.
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ class RolloutRecorder:
             self._finish(version)
         self._closed = True
         self._open_directory.rmdir()
+
+    def forget_from(self, version: int) -> int:
+        """Remove what was recorded under `version` and later ones, for the run has gone back; return how many files."""
+        gone = [path for path in self.directory.glob("*.parquet") if int(path.stem) >= version]
+        for later in [each for each in self._batches if each >= version]:
+            gone += self._batches.pop(later)
+        for path in gone:
+            path.unlink()
+        return len(gone)
 
     def __enter__(self) -> RolloutRecorder:
         return self

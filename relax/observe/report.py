@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -52,6 +52,8 @@ class ReportInputs:
     """Rollouts that one policy version consumes; absent: the bound is given in policy versions only."""
     eval_rollouts: pa.Table | None = None
     """Rows of table `eval_rollouts`; absent: read from `evaluation/*.parquet`."""
+    events: Sequence[tuple[str, str]] = ()
+    """(time, text) of what befell the run beside its steps, such as restarts."""
     row_errors: pa.Table | None = None
     """Rows of table `row_errors`; absent: none."""
     media_base_dirs: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
@@ -115,6 +117,7 @@ def _page(directory: Path, inputs: ReportInputs, limits: ReportLimits) -> dict[s
         "throughput": _throughput(charts, rollouts),
         "time_shares": _time_shares(charts, read_metrics(directory)),
         "errors": _errors(errors),
+        "events": [(_clip(moment, 40), _clip(text, 400)) for moment, text in inputs.events],
         "wrong": _wrong_answers(evals, limits, _embedders(evals, limits, inputs)),
         "wrong_below": limits.wrong_below,
         "num_answers": limits.answers_per_modality,

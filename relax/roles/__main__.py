@@ -16,9 +16,13 @@ from flight.client import QueueClient
 from flight.memory import keep_freed_memory
 from relax.config import load_config
 from relax.control.member import ControlMember
+from relax.errors import ConfigError, HopelessError, WiringError
 from relax.launch.parent import die_with_parent
 from relax.roles.service import Service
+from relax.run.restarts import AGAIN_CODE, VERDICT_CODE
 
+VERDICTS = (ConfigError, WiringError, HopelessError)
+"""Errors that a restart would end in again."""
 ROLES = ("preprocess", "rollout", "actor", "recorder")
 
 
@@ -44,7 +48,9 @@ def main(
             module = importlib.import_module(f"relax.roles.{role}")
             config = load_config([run_dir / "config.yaml"])
             member = stack.enter_context(ControlMember(control, role, index))
-            client = stack.enter_context(QueueClient(queue, identity=f"{role}-{index}"))
+            identity, patience_s = f"{role}-{index}", config.restarts.patience_s
+            client = stack.enter_context(QueueClient(queue, identity=identity, patience_s=patience_s))
+            client.void(identity)  # what a process before this one held
             service = Service(
                 role=role,
                 index=index,
@@ -54,13 +60,15 @@ def main(
                 queue=client,
                 control=member,
             )
-            log.info("started")
+            service.begin()
+            log.info("started", incarnation=service.course.incarnation)
             module.run(service)
             log.info("done")
     except BaseException as error:  # a plug-in's sys.exit() is a failure too
         log.exception("failed")
         print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(1) from error
+        is_verdict = isinstance(error, VERDICTS) or not isinstance(error, Exception)
+        raise SystemExit(VERDICT_CODE if is_verdict else AGAIN_CODE) from error
 
 
 if __name__ == "__main__":

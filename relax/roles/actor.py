@@ -24,7 +24,9 @@ from modalities.packing import pack_list
 from relax.records import mean_rewards
 from relax.roles.groups import Harvest
 from relax.roles.service import Service
+from relax.roles.settling import settle
 from relax.roles.training_batch import TrainingBatches
+from relax.run.checkpoints import checkpoint_dir, committed, retire
 from relax.train.runtime import leave_parallel
 from relax.train.trainer import StepResult, Trainer
 
@@ -34,9 +36,10 @@ def run(service: Service) -> None:
     config = service.config
     trainer = Trainer(service.model_dir, config.actor, config.algorithm, seed=config.seed)
     with Actor(service, trainer) as actor:
-        actor.announce(0, actor.write_weights(0))
-        service.report(state="ready", step=0)
-        for step in range(1, config.num_steps + 1):
+        first = actor.take_up()
+        actor.announce(first, actor.write_weights(first))
+        service.report(state="ready", step=first)
+        for step in range(first + 1, config.num_steps + 1):
             harvest = actor.next_batch(policy_version=step - 1)
             if harvest is None:
                 break
@@ -59,6 +62,8 @@ class Actor:
         self._speaks = trainer.world.rank == 0
         self.num_steps_done = 0
         self._snapshots: list[Path] = []
+        self._saved_step: int | None = None
+        self._checkpoints = service.queue if self._speaks and service.config.keeps_journal else None
         self._open = ExitStack()
         if self._speaks:
             queue = service.queue
@@ -70,6 +75,18 @@ class Actor:
 
     def __exit__(self, *exc_info: Any) -> bool | None:
         return self._open.__exit__(*exc_info)
+
+    def take_up(self) -> int:
+        """Load the checkpoint that the run goes on from; return its step, 0 at the beginning."""
+        service = self._service
+        course, weights = service.course, service.run_dir / "weights"
+        if self._speaks and course.incarnation and weights.is_dir():
+            for stale in weights.iterdir():  # of an earlier incarnation: nobody may adopt it any more
+                shutil.rmtree(stale, ignore_errors=True)
+        if course.step:
+            self._trainer.load_checkpoint(checkpoint_dir(service.run_dir, course.step))
+            self.num_steps_done = self._saved_step = course.step
+        return course.step
 
     def next_batch(self, policy_version: int) -> Harvest | None:
         """Wait for a training batch of whole groups; None when the role has to leave or nothing more will come."""
@@ -94,8 +111,7 @@ class Actor:
         if sent is not None:
             with service.clock.part("put"):
                 sent.result()
-                for lease_id in harvest.lease_ids:
-                    service.queue.ack("rollouts", "actor", lease_id=lease_id, step=step)
+                settle(service.queue, harvest.lease_ids, rows["uid"].to_pylist(), step)
         with service.clock.part("publish"):
             self.announce(step, snapshot)
         self.num_steps_done = step
@@ -106,7 +122,7 @@ class Actor:
 
     def write_weights(self, policy_version: int) -> Path:
         """Write the weights as a snapshot and return where; all ranks must call it."""
-        snapshot = self._service.run_dir / "weights" / f"{policy_version:06d}"
+        snapshot = self._service.run_dir / "weights" / self._service.course.snapshot_name(policy_version)
         self._trainer.publish(snapshot, policy_version)
         return snapshot
 
@@ -114,7 +130,10 @@ class Actor:
         """Tell the control plane and the queue of new weights, in this order."""
         if not self._speaks:
             return
-        self._service.control.announce_policy_version(policy_version, snapshot)
+        course = self._service.course
+        self._service.control.announce_policy_version(
+            policy_version, snapshot, incarnation=course.incarnation
+        )
         self._service.queue.announce("rollouts", policy_version)
         self._snapshots.append(snapshot)
         while len(self._snapshots) > self._service.config.checkpoint.keep_snapshots:
@@ -128,10 +147,16 @@ class Actor:
             self._metrics.put_nowait(rows)
 
     def save(self, step: int, *, final: bool = False) -> None:
-        """Write a Megatron checkpoint, and at the end a Hugging Face directory beside it."""
-        self._trainer.save_checkpoint(self._service.run_dir / "checkpoint" / "megatron" / f"{step:06d}")
+        """Write a Megatron checkpoint with the queue's half, and at the end a Hugging Face directory beside it."""
+        run_dir = self._service.run_dir
+        if step != self._saved_step:
+            with committed(self._checkpoints, step):
+                self._trainer.save_checkpoint(checkpoint_dir(run_dir, step))
+            self._saved_step = step
+            if self._speaks:
+                retire(self._checkpoints, run_dir, self._service.config.checkpoint.keep)
         if final:
-            self._trainer.save_pretrained(self._service.run_dir / "checkpoint" / "huggingface")
+            self._trainer.save_pretrained(run_dir / "checkpoint" / "huggingface")
 
     def _trained_columns(
         self, step: int, rows: pa.Table, result: StepResult, staleness: pa.ChunkedArray

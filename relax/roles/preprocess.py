@@ -1,14 +1,16 @@
 """The preprocess role: rows of the sources to prompts, and their media once each.
 
 Which row comes next is `relax.data.order`'s matter; back-pressure is the queue's: a full `prompts` table makes the put
-wait. A broken row is put to `row_errors` once and left out from then on. Of answers it knows nothing, but that with a
+wait. A broken row is put to `row_errors` once and left out from then on. A service that is started again goes on where
+the last one stood (`relax.roles.position`). Of answers it knows nothing, but that with a
 curriculum it takes their rewards from `rollouts`, as a consumer of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,13 +20,14 @@ from modalities.media import MediaItem, MediaTable
 from modalities.registry import load_modalities
 from relax.data.config import SourceConfig
 from relax.data.curriculum import Curriculum
-from relax.data.errors import RowError
+from relax.data.errors import PositionError, RowError
 from relax.data.manifest import Manifest
 from relax.data.media import MediaWriter
 from relax.data.order import Draw, PromptOrder, SourceSize
 from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
-from relax.errors import ServiceError
+from relax.errors import HopelessError, ServiceError
 from relax.records import NUM_EVAL_PROMPTS_METRIC, REWARD_READS, eval_uid, reward_reader
+from relax.roles.position import PositionBook
 from relax.roles.service import Service
 
 CHUNK_PROMPTS = 8
@@ -43,6 +46,8 @@ class Chunk:
 
     rows: pa.Table
     media: tuple[MediaItem, ...]
+    following: dict[str, Any]
+    """Position of the order after them."""
 
 
 def run(service: Service) -> None:
@@ -52,38 +57,58 @@ def run(service: Service) -> None:
     sources = stage.open(config.data.train_sources())
     if not sources:
         raise ServiceError("preprocess: data.manifest must be set by the program, got nothing")
-    order = prompt_order(service, sources)
+    book = PositionBook(service.queue, service.name)
+    position = book.read()
     rewards = RewardReader(service, sources) if config.data.curriculum.enabled else None
+    try:
+        order = prompt_order(service, sources, position.order)
+        if rewards is not None and position.curriculum is not None:
+            rewards.curriculum.restore(position.curriculum)
+    except PositionError as error:
+        raise HopelessError(f"preprocess: {error}") from error
     feed = stage.chunks(sources, order, rewards.curriculum if rewards else None)
     pending: Chunk | None = None
-    evaluated = num_chunks = 0
+    num_chunks = 0
     service.report(state="ready")
     while not service.leaving:
         service.wait_while_paused()
-        evaluated = stage.put_evaluation(evaluated)
+        evaluated = stage.put_evaluation(position.evaluation)
+        if evaluated != position.evaluation:
+            position = replace(position, evaluation=evaluated)
+            book.write(position)
         if rewards is not None:
             rewards.collect()
         if pending is None:
             with service.clock.part("encode"):
                 pending = next(feed)
-        if pending is not None and not stage.put("prompts", pending):
-            continue
+        if pending is not None:
+            if not stage.put("prompts", pending):
+                continue
+            curriculum = rewards.curriculum.state() if rewards else None
+            position = replace(position, order=pending.following, curriculum=curriculum)
+            book.write(position)
         pending = None
         num_chunks += 1
         if num_chunks % REPORT_EVERY_CHUNKS == 0:
             service.put_times(num_chunks)
 
 
-def prompt_order(service: Service, sources: Sequence[Manifest]) -> PromptOrder:
-    """Return this worker's share of the run's order, from its beginning."""
+def prompt_order(
+    service: Service, sources: Sequence[Manifest], position: dict[str, Any] | None = None
+) -> PromptOrder:
+    """Return this worker's share of the run's order, from `position` on, or from its beginning.
+
+    Raises:
+        PositionError: the position is of another order.
+    """
     config = service.config
     weights = config.data.train_sources()
-    return PromptOrder(
-        [SourceSize(each.name, len(each), weights[each.name].weight) for each in sources],
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-        share=(service.index, config.data.num_workers),
-    )
+    sizes = [SourceSize(each.name, len(each), weights[each.name].weight) for each in sources]
+    share = (service.index, config.data.num_workers)
+    shuffle = config.data.shuffle
+    if position is None:
+        return PromptOrder(sizes, seed=config.seed, shuffle=shuffle, share=share)
+    return PromptOrder.from_position(position, sizes, seed=config.seed, shuffle=shuffle, share=share)
 
 
 class RewardReader:
@@ -151,7 +176,7 @@ class PreprocessStage:
         """Yield the prompts of an order for ever, in chunks; None for draws without a usable row.
 
         Raises:
-            ServiceError: not one row of a source can be used.
+            HopelessError: not one row of a source can be used.
         """
         broken: list[set[int]] = [set() for _ in sources]
         while True:
@@ -174,7 +199,8 @@ class PreprocessStage:
                     break
             names = [f"-{each.name}" if len(sources) > 1 else "" for each in sources]
             uids = [f"{draw.epoch}-{draw.row}{names[draw.source]}" for draw, _ in drawn]
-            yield self._chunk([prompt for _, prompt in drawn], uids, [draw.epoch for draw, _ in drawn])
+            epochs = [draw.epoch for draw, _ in drawn]
+            yield self._chunk([prompt for _, prompt in drawn], uids, epochs, order.position())
 
     def put_evaluation(self, evaluated: int) -> int:
         """Put the held-out prompts if a newer evaluation is asked for; return the newest one answered."""
@@ -193,7 +219,7 @@ class PreprocessStage:
                 built = [(number + row, self._build(held_out, row)) for row in rows]
                 usable = [(each, prompt) for each, prompt in built if isinstance(prompt, Prompt)]
                 uids = [eval_uid(request, each) for each, _ in usable]
-                made = self._chunk([prompt for _, prompt in usable], uids, [0] * len(usable))
+                made = self._chunk([prompt for _, prompt in usable], uids, [0] * len(usable), {})
                 while made is not None and not self.put("eval_prompts", made):
                     if self._service.leaving:
                         return request
@@ -210,7 +236,9 @@ class PreprocessStage:
             self._service.put_row_error(f"{manifest.path}:{line}", built.place, built.reason)
         return built
 
-    def _chunk(self, prompts: Sequence[Prompt], uids: list[str], epochs: list[int]) -> Chunk | None:
+    def _chunk(
+        self, prompts: Sequence[Prompt], uids: list[str], epochs: list[int], following: dict[str, Any]
+    ) -> Chunk | None:
         if not prompts:
             return None
         rows = (
@@ -219,12 +247,12 @@ class PreprocessStage:
             .append_column("group_id", pa.array(uids, pa.string()))
             .append_column("epoch", pa.array(epochs, pa.int32()))
         )
-        return Chunk(rows, tuple(item for prompt in prompts for item in prompt.media))
+        return Chunk(rows, tuple(item for prompt in prompts for item in prompt.media), following)
 
 
 def _check_usable(source: Manifest, num_broken: int, last_error: RowError) -> None:
     if num_broken == len(source):
-        raise ServiceError(
+        raise HopelessError(
             f"preprocess: {source.path} must have a usable row, got {num_broken} broken ones; "
             f"the last: {last_error}"
         )

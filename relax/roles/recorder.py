@@ -6,7 +6,10 @@ A row is acked once it is on disk, so a recorder that dies loses none; the next 
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from flight.client import Lease
+from flight.errors import LeaseLostError
 from modalities.routing import joined_routing, routing_names
 from relax.data.media import TABLE
 from relax.observe.media_recorder import MediaRecorder
@@ -30,9 +33,13 @@ def run(service: Service) -> None:
     ):
         service.report(state="ready")
         while not service.stopping:
-            lease = takes.take(
-                max_rows=4096, lease_s=service.config.queue.lease_s, deadline_s=0.5, ack=written
-            )
+            try:
+                lease = takes.take(
+                    max_rows=4096, lease_s=service.config.queue.lease_s, deadline_s=0.5, ack=written
+                )
+            except LeaseLostError:  # its rows come again, and are in the record already
+                written = None
+                continue
             written = lease
             if lease.status == "rows":
                 recorder.write(joined_routing(lease.table))
@@ -43,7 +50,8 @@ def run(service: Service) -> None:
             if is_over:
                 break
         if written is not None:
-            takes.ack(written)
+            with suppress(LeaseLostError):
+                takes.ack(written)
 
 
 class _MediaRows:
@@ -64,5 +72,6 @@ class _MediaRows:
         if lease.status != "rows":
             return False
         self._recorder.write(lease.table)
-        queue.ack(TABLE, "recorder", lease_id=lease.lease_id)
+        with suppress(LeaseLostError):
+            queue.ack(TABLE, "recorder", lease_id=lease.lease_id)
         return True

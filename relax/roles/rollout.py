@@ -10,28 +10,30 @@ from __future__ import annotations
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import structlog
 
 from flight.client import Lease
-from flight.errors import FlightQueueError
+from flight.errors import FlightQueueError, LeaseLostError
 from modalities.base import EncodingProfile
 from modalities.media import MediaTable
 from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
 from modalities.routing import routing_groups, routing_to_arrow
+from relax.control.messages import PolicyVersion
 from relax.data.media import TABLE, MediaReader
-from relax.errors import ServiceError
+from relax.errors import HopelessError
 from relax.models.spec import ThinkerSpec
-from relax.records import INSTANT, SAMPLE_COLUMNS, reward_columns
-from relax.rewards.base import RewardInput
-from relax.rewards.config import RewardConfig
-from relax.rewards.scorer import Score, Scorer
+from relax.records import INSTANT, SAMPLE_COLUMNS
+from relax.rewards.scorer import Scorer
+from relax.roles.abort import abort_when_gone_back
+from relax.roles.answers import Answers, check_group, reward_input, score_columns, with_scores
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
 
@@ -49,6 +51,8 @@ REPEATED = (
 """Columns of a prompt that each of its rollouts repeats."""
 
 
+LOG = structlog.get_logger("relax.rollout")
+
 MAX_REFUSED_IN_A_ROW = 64
 """Training prompts refused one after another, after which the engine or the reward is taken to be broken."""
 
@@ -61,17 +65,6 @@ class Stream:
     rollouts: str
     num_samples: int
     temperature: float
-
-
-@dataclass(kw_only=True)
-class Answers:
-    """What became of a lease of prompts: groups that are whole, and prompts that failed, by uid."""
-
-    rows: list[int] = field(default_factory=list)
-    groups: list[list[Completion]] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    aborted: list[str] = field(default_factory=list)
 
 
 def run(service: Service) -> None:
@@ -88,13 +81,15 @@ def run(service: Service) -> None:
     engine = make_engine(service)
     worker = RolloutWorker(service, engine, Scorer(config.rollout.reward))
     service.report(state="ready")
-    while not service.leaving:
-        service.wait_while_paused()
-        if not worker.adopt_newest():
-            continue
-        if worker.serve(held_out, config.evaluation.max_prompts, deadline_s=0.0):
-            continue
-        worker.serve(training, max_prompts, deadline_s=0.25)
+    with abort_when_gone_back(service, engine):
+        while not service.leaving:
+            service.wait_while_paused()
+            service.follow()
+            if not worker.adopt_newest():
+                continue
+            if worker.serve(held_out, config.evaluation.max_prompts, deadline_s=0.0):
+                continue
+            worker.serve(training, max_prompts, deadline_s=0.25)
     worker.close()
 
 
@@ -139,6 +134,8 @@ class RolloutWorker:
         self._layer_groups = routing_groups(service.queue.describe("rollouts").columns_by_name)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
         self._refused_in_a_row = 0
+        self._adopted: tuple[int, int] = (0, 0)
+        """Incarnation and version of the engine's weights; it begins with those that the run began with."""
 
     def close(self) -> None:
         """End the engine and the reward's processes."""
@@ -146,21 +143,31 @@ class RolloutWorker:
         self._scorer.close()
 
     def adopt_newest(self) -> bool:
-        """Adopt the newest published weights; return whether the engine has any."""
+        """Adopt the newest published weights of the present incarnation; return whether the engine has any.
+
+        After the run has gone back these are of a lower version than what the engine has.
+        """
         control = self._service.control
-        newest = control.policy_version
+        newest = self._newest()
         if newest is None:
-            control.wait_for(
-                lambda: control.policy_version is not None or self._service.leaving, deadline_s=1.0
-            )
+            control.wait_for(lambda: self._newest() is not None or self._is_called_away, deadline_s=1.0)
             return False
-        if newest.version > self._engine.policy_version:
+        if (newest.incarnation, newest.version) > self._adopted:
             try:
                 with self._service.clock.part("adopt"):
                     self._engine.adopt(newest.path, newest.version)
             except FileNotFoundError:  # replaced by a newer snapshot meanwhile: look again
                 return False
+            self._adopted = newest.incarnation, newest.version
         return True
+
+    def _newest(self) -> PolicyVersion | None:
+        newest = self._service.control.policy_version
+        return newest if newest and newest.incarnation == self._service.course.incarnation else None
+
+    @property
+    def _is_called_away(self) -> bool:
+        return self._service.leaving or self._service.has_gone_back
 
     def serve(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> bool:
         """Take prompts and answer them; return whether there were any. Blocks up to `deadline_s` for the first."""
@@ -184,21 +191,25 @@ class RolloutWorker:
 
     def _wait_for_version(self, version: int) -> None:
         """Wait a moment until the control plane has told of `version`."""
-        control = self._service.control
 
         def is_known() -> bool:
-            newest = control.policy_version
+            newest = self._newest()
             return newest is not None and newest.version >= version
 
-        control.wait_for(lambda: is_known() or self._service.leaving, deadline_s=1.0)
+        self._service.control.wait_for(lambda: is_known() or self._is_called_away, deadline_s=1.0)
 
     def _answer(self, stream: Stream, lease: Lease) -> None:
-        """Generate, score and put all groups of a lease; ack what was put, skip what failed, return the rest."""
+        """Generate, score and put all groups of a lease; ack what was put, skip what failed, return the rest.
+
+        Nothing is put when the run has gone back meanwhile: its weights are not the run's any more.
+        """
         service, prompts = self._service, lease.table
         requests = self._requests(prompts, stream)
         started = time.monotonic()
         with service.clock.part("generate"):
             completions = self._engine.generate(requests)
+        if service.has_gone_back:
+            return
         elapsed_s = time.monotonic() - started
         with service.clock.part("score"):
             answers = self._scored(stream, lease, completions)
@@ -211,11 +222,11 @@ class RolloutWorker:
         """Count refusals in a row.
 
         Raises:
-            ServiceError: there were so many that no prompt is likely to be answered ever.
+            HopelessError: there were so many that no prompt is likely to be answered ever.
         """
         self._refused_in_a_row = 0 if answers.rows else self._refused_in_a_row + len(answers.failed)
         if self._refused_in_a_row >= MAX_REFUSED_IN_A_ROW:
-            raise ServiceError(
+            raise HopelessError(
                 f"rollout: prompts must be answered and scored, got {self._refused_in_a_row} refused "
                 f"one after another; the last: {list(answers.failed.values())[-1]}"
             )
@@ -226,19 +237,26 @@ class RolloutWorker:
             with clock.part("pack"):
                 chosen = lease.table.take(pa.array(answers.rows))
                 rows = self._rows(chosen, answers, stream, elapsed_s)
-            with clock.part("put"):
+            with clock.part("put"), _lease_may_be_lost():
                 queue.put(stream.rollouts, rows, writer="rollout")
                 queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
         for uid, reason in answers.failed.items():
             self._service.put_row_error(uid, f"{stream.prompts} row {uid}", reason)
-            queue.nack(
-                stream.prompts, "rollout", lease_id=lease.lease_id, uids=[uid], reason=reason, requeue=False
-            )
+            with _lease_may_be_lost():
+                queue.nack(
+                    stream.prompts,
+                    "rollout",
+                    lease_id=lease.lease_id,
+                    uids=[uid],
+                    reason=reason,
+                    requeue=False,
+                )
         if answers.aborted:
             reason = "generation was aborted"
-            queue.nack(
-                stream.prompts, "rollout", lease_id=lease.lease_id, uids=answers.aborted, reason=reason
-            )
+            with _lease_may_be_lost():
+                queue.nack(
+                    stream.prompts, "rollout", lease_id=lease.lease_id, uids=answers.aborted, reason=reason
+                )
 
     def _requests(self, prompts: pa.Table, stream: Stream) -> list[GenerateRequest]:
         media = self._media.by_tower(prompts["media_ids"].to_pylist())
@@ -279,7 +297,7 @@ class RolloutWorker:
                 samples += [reward_input(prompt, completion) for completion in group]
         beat_s = self._service.config.queue.lease_s / 4
         scores = self._scorer.score(samples, beat=lambda: self._renew(stream, lease), beat_s=beat_s)
-        return settle(
+        return with_scores(
             answers, scores, [prompt["uid"] for prompt in facts], self._service.config.rollout.reward
         )
 
@@ -327,72 +345,10 @@ class RolloutWorker:
         return pa.table(columns)
 
 
-def reward_input(prompt: dict, completion: Completion) -> RewardInput:
-    """Return what rewards may see of a completion."""
-    return RewardInput(
-        prompt_text=prompt["prompt_text"],
-        completion_text=completion.text,
-        reference_answer=prompt["reference_answer"],
-        finish_reason=completion.finish_reason,
-        modality=prompt["modality"],
-        num_completion_tokens=len(completion.token_ids),
-    )
-
-
-def settle(answers: Answers, scores: Sequence[Score], uids: Sequence[str], config: RewardConfig) -> Answers:
-    """Return the answers with the scores of their groups, one a completion, groups that a failure costs left out.
-
-    With `on_failure=use_value` a failure costs its row alone, unless nobody in its group got a reward.
-    """
-    settled = Answers(failed=dict(answers.failed), aborted=answers.aborted)
-    first = 0
-    for row, group in zip(answers.rows, answers.groups, strict=True):
-        own = list(scores[first : first + len(group)])
-        first += len(group)
-        errors = [
-            f"completion {completion.sample_index}: reward failed: {score.error}"
-            for completion, score in zip(group, own, strict=True)
-            if score.error
-        ]
-        if errors and (config.on_failure == "drop_group" or len(errors) == len(group)):
-            settled.failed[uids[row]] = errors[0]
-            continue
-        settled.rows.append(row)
-        settled.groups.append(group)
-        settled.scores += [
-            replace(score, reward=config.failed_reward) if score.error else score for score in own
-        ]
-    return settled
-
-
-def score_columns(scores: Sequence[Score], config: RewardConfig) -> dict[str, pa.Array]:
-    """Return the columns of the reward's parts and failures."""
-    values: dict[str, list] = {
-        part.column: [score.parts.get(part.key) for score in scores] for part in config.parts
-    }
-    values["reward_error"] = [score.error or None for score in scores]
-    return {
-        column.name: pa.array(values[column.name], column.type) for column in reward_columns(config.labels)
-    }
-
-
-def check_group(group: list[Completion], num_samples: int) -> str:
-    """Return why a group cannot be trained on, or ''."""
-    for completion in group:
-        where = f"completion {completion.sample_index}"
-        if completion.error:
-            return f"{where}: refused by the engine: {completion.error}"
-        if not len(completion.token_ids):
-            return f"{where}: must hold at least one token, got none"
-        per_token = (completion.token_ids, completion.logprobs, completion.token_policy_versions)
-        num_tokens, num_logprobs, num_versions = (len(values) for values in per_token)
-        if not num_tokens == num_logprobs == num_versions:
-            return (
-                f"{where}: every token must have a logprob and a policy version, got {num_tokens} tokens, "
-                f"{num_logprobs} logprobs, {num_versions} policy versions"
-            )
-        if not np.isfinite(completion.logprobs).all():
-            return f"{where}: logprobs must be finite, got {completion.logprobs.tolist()}"
-    if len(group) != num_samples:
-        return f"group: must have {num_samples} completions, got {len(group)}"
-    return ""
+@contextmanager
+def _lease_may_be_lost() -> Iterator[None]:
+    """Let it pass that a lease was lost: its prompts come again, and rows that are put again change nothing."""
+    try:
+        yield
+    except LeaseLostError as error:
+        LOG.warning("lease lost", reason=str(error))

@@ -1,7 +1,8 @@
 """What all services share: their connections, their phase and the way they end. It does no work of its own.
 
 Life cycle: connect -> `ready` -> the role's loop -> `done`, exit 0. A role leaves its loop when its phase is
-`drain` or `stop`; any exception ends the process with code 1 and the error as the last line of its log.
+`drain` or `stop`; any exception ends the process with the error as the last line of its log, and with code 1 if a
+restart would end the same way, else 75 (see `relax.run.restarts`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ import pyarrow as pa
 
 from flight.client import QueueClient
 from relax.config import RunConfig
+from relax.control.course import COURSE_KEY, Course, fence_key
 from relax.control.member import ControlMember
 from relax.records import INSTANT
 
@@ -70,7 +73,11 @@ class Service:
     queue: QueueClient
     control: ControlMember
     clock: PartClock = field(default_factory=PartClock)
+    course: Course = field(default_factory=Course)
+    """Where the run is as far as this service has followed it."""
     _puts: Iterator[int] = field(default_factory=itertools.count)
+    _start: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    """Tells what this process puts from what one before it did."""
 
     @property
     def name(self) -> str:
@@ -86,6 +93,24 @@ class Service:
         """Whether the role has to drop even what it has in hand."""
         return self.control.phase == "stop"
 
+    @property
+    def has_gone_back(self) -> bool:
+        """Whether the run has gone back to a checkpoint since this service last followed: drop what is in hand."""
+        return self._present().incarnation != self.course.incarnation
+
+    def begin(self) -> None:
+        """Take up the course of the run and say so: from here on nothing of an earlier incarnation comes from here."""
+        self.course = self._present()
+        self.control.set(fence_key(self.control.name), self.course.incarnation)
+
+    def follow(self) -> None:
+        """Go along if the run has gone back; nothing must be in hand."""
+        if self.has_gone_back:
+            self.begin()
+
+    def _present(self) -> Course:
+        return Course.of(self.control.get(COURSE_KEY))
+
     def wait_while_paused(self) -> None:
         """Block while the phase is `pause`; heartbeats go on and a silent hub ends the wait."""
         while self.control.phase == "pause":
@@ -100,7 +125,7 @@ class Service:
         count, number = len(values), next(self._puts)
         return pa.table(
             {
-                "uid": [f"{self.name}/{number}/{name}" for name in values],
+                "uid": [f"{self.name}/{self._start}/{number}/{name}" for name in values],
                 "step": pa.array([step] * count, pa.int64()),
                 "policy_version": pa.array([policy_version] * count, pa.int64()),
                 "role": pa.array([self.role] * count, pa.string()),

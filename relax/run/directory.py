@@ -7,14 +7,18 @@ runs/<name>/weights/         the last published snapshots
 runs/<name>/rollouts/        recorded rollouts, Parquet, one file a policy version
 runs/<name>/checkpoint/      huggingface/ and megatron/<step>/
 runs/<name>/row_errors.parquet  rows that were refused, when there were any
+runs/<name>/journal/         the queue's journal, of a run that keeps one
+runs/<name>/history.jsonl    starts, restarts, returns to checkpoints
 runs/<name>/metrics.parquet  every metric; TensorBoard events lie in tensorboard/
 runs/<name>/report.html      the run on one page
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from relax.errors import ConfigError
@@ -54,6 +58,23 @@ def release_run_dir(run_dir: Path) -> None:
     """Give up the directory of a run that did not start, so that its name is free again; one in use stays."""
     with suppress(OSError):
         run_dir.rmdir()
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Have a run's directory for this process alone, until the block or the process ends.
+
+    Raises:
+        ConfigError: another process has it: the run is going on.
+    """
+    with (run_dir / "config.yaml").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"run: {run_dir} must be nobody else's, got a run that is going on; stop it first"
+            ) from None
+        yield
 
 
 def complete_records(run_dir: Path) -> None:

@@ -2,9 +2,10 @@
 
     start -> training -> evaluation -> draining -> report          the actor has done its steps
                  \\-- first Ctrl-C --------^                         checkpoint and report, exit 0
-                 \\-- a role dies, or second Ctrl-C -> stop          everything ends within seconds, exit not 0
+                 \\-- a role dies for good, or second Ctrl-C -> stop  everything ends within seconds, exit not 0
 
-It looks at the run only through the queue's tables, the control plane and the processes' exit codes.
+It looks at the run only through the queue's tables, the control plane and the processes' exit codes. A role that dies
+or hangs is started again (`relax.run.restarting`).
 
 On a server that was there already (`queue.uri`) a run that ends well drops its tables; a failed one leaves them to be
 looked at (see `relax.run.attachment`).
@@ -12,10 +13,7 @@ looked at (see `relax.run.attachment`).
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -26,24 +24,26 @@ from types import FrameType
 import pyarrow as pa
 
 from flight.client import QueueClient
-from flight.errors import FlightQueueError
+from flight.errors import DeadlineExceededError, FlightQueueError, UnavailableError
 from flight.schema import TableSpec
 from relax.config import RunConfig
+from relax.control.course import COURSE_KEY
 from relax.control.hub import ControlHub
 from relax.errors import ServiceError
-from relax.launch.local import LocalSupervisor
-from relax.launch.ranks import Rendezvous
-from relax.run.directory import complete_records
+from relax.launch.local import Exited, LocalSupervisor
+from relax.run.directory import complete_records, held
 from relax.run.evaluation import EvaluationRounds
+from relax.run.going_back import fence, first_course, next_course, resume_course, take_back
+from relax.run.history import ENDED, History
+from relax.run.ledger import Ledger
+from relax.run.restarting import QUEUE, Hands, Restarter
+from relax.run.services import Services
 from relax.run.watch import RunWatch
 
 TICK_S = 0.2
-USUAL_QUEUE_PORT = 8815
 START_DEADLINE_S = 120.0
 JOIN_DEADLINE_S = 300.0
-"""Longest time from the start of a service to its first heartbeat: the libraries are read from disk."""
-SILENCE_DEADLINE_S = 60.0
-"""Longest silence of a service whose process is there, such as one that was stopped by a signal."""
+"""Longest time from the first start of the services until all of them have sent a heartbeat."""
 DRAIN_DEADLINE_S = 60.0
 LAST_RECORDS_S = 2.0
 """Time that the recorder gets when the run has failed."""
@@ -51,6 +51,13 @@ LAST_RECORDS_S = 2.0
 
 class StopNowError(Exception):
     """The user asked twice to end the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """That a run goes on in its directory, from a step or from its newest checkpoint."""
+
+    step: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -69,12 +76,20 @@ class Driver:
     """One run from the first process to the report."""
 
     def __init__(
-        self, config: RunConfig, specs: Mapping[str, TableSpec], run_dir: Path, model_dir: Path
+        self,
+        config: RunConfig,
+        specs: Mapping[str, TableSpec],
+        run_dir: Path,
+        model_dir: Path,
+        resume: Resume | None = None,
     ) -> None:
         self._config = config
         self._specs = specs
         self._run_dir = run_dir
         self._model_dir = model_dir
+        self._resume = resume
+        self._history = History(run_dir)
+        self._ledger: dict[str, int] | None = None
         self._is_open = False
         self._interrupts = 0
         self._expected_exits: set[str] = set()
@@ -84,9 +99,11 @@ class Driver:
         """Carry the run through and leave nothing half-written; never raises for what a role or the user did."""
         previous = signal.signal(signal.SIGINT, self._interrupt)
         try:
-            with ExitStack() as stack:
-                outcome = self._follow(stack)
-            complete_records(self._run_dir)
+            with held(self._run_dir):
+                with ExitStack() as stack:
+                    outcome = self._follow(stack)
+                complete_records(self._run_dir)
+                self._history.add(ENDED, outcome.reason, exit_code=outcome.exit_code, ledger=self._ledger)
         finally:
             signal.signal(signal.SIGINT, previous)
         if self._is_open:
@@ -102,7 +119,7 @@ class Driver:
         except StopNowError:
             return Outcome(exit_code=130, reason="stopped at once on the second Ctrl-C")
         except (ServiceError, FlightQueueError) as error:
-            reason = str(error) if isinstance(error, ServiceError) else self._death() or f"queue: {error}"
+            reason = str(error) if isinstance(error, ServiceError) else f"queue: {error}"
             self._collect_what_is_left(reason)
             return Outcome(exit_code=1, reason=reason)
         report = self._watch.report(reason)
@@ -130,74 +147,87 @@ class Driver:
         stack.callback(self._hub.close)
         self._supervisor = LocalSupervisor(self._run_dir)
         stack.callback(self._supervisor.close)
+        self._services = Services(config, self._run_dir, self._model_dir, self._supervisor, self._hub)
+        hands = Hands(
+            start=self._start_again,
+            restart_queue=config.keeps_journal,
+            go_back=self._go_back if config.can_go_back else None,
+            tell=lambda text: self._watch.note(text),
+        )
+        self._restarter = Restarter(config.restarts, self._supervisor, self._hub, self._history, hands)
         self._hub.set("phase", "run")
+        if self._resume is not None:
+            complete_records(self._run_dir)  # what a driver that was killed has left
         uri = config.queue.uri or self._start_queue()
+        self._services.queue_uri = uri
         print(f"queue: {uri}  (look into it with: python -m flight ls --uri {uri})", flush=True)
         self._queue = QueueClient(uri, identity="driver")
         stack.callback(self._queue.close)
-        for spec in self._specs.values():
-            self._queue.create_table(spec, exist_ok=False)
-        self._evaluations = EvaluationRounds(self._hub, config.evaluation.interval_steps)
-        self._watch = RunWatch(config, self._run_dir, self._queue, self._hub, self._evaluations)
+        if self._resume is not None:
+            course = resume_course(self._queue, self._run_dir, self._history, self._resume.step)
+        else:
+            course = first_course(self._queue, self._specs, self._history, can_go_back=config.can_go_back)
+        self._hub.set(COURSE_KEY, course.to_value())
+        self._evaluations = EvaluationRounds(self._hub, config.evaluation.interval_steps, course.incarnation)
+        self._watch = RunWatch(
+            config, self._run_dir, self._queue, self._hub, self._evaluations, self._history
+        )
         stack.callback(self._watch.close)
+        if self._resume is not None:
+            self._watch.take_up()
+            self._watch.go_back(course)
         self._is_open = True
-        self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
-        for role, count in self._roles().items():
-            for index in range(count):
-                self._start_role(role, index, uri)
+        self._restarter.attend(self._queue)
+        for name in self._services.names():
+            self._services.start(name)
         self._until(self._all_joined, JOIN_DEADLINE_S, "every service to join the control plane")
+
+    # ---- restarts ---------------------------------------------------------------------------------------------
+
+    def _start_again(self, name: str) -> None:
+        if name in self._supervisor.running() or name in self._finished:
+            return
+        if name == QUEUE:
+            self._services.start_queue()
+        else:
+            self._services.start(name)
+        self._watch.show_restart(name)
+
+    def _go_back(self) -> None:
+        """Go on from the newest checkpoint with a new actor; see `relax.run.going_back`."""
+        standing = self._services.names("preprocess", "recorder", "actor")
+        course = next_course(self._queue, self._run_dir, self._history)
+        self._supervisor.stop(standing, grace_s=0.0)
+        fence(self._hub, self._supervisor, self._services.names("rollout"), course)
+        take_back(self._queue, self._run_dir, course.step)
+        self._watch.go_back(course)
+        self._services.meet_anew()
+        for name in standing:
+            if name not in self._finished:
+                self._services.start(name)
+        self._watch.show_restart("actor")
+        self._watch.note(f"went back to step {course.step}; the actor is started again")
+
+    # ---- services ---------------------------------------------------------------------------------------------
 
     def _all_joined(self) -> bool:
         """Whether nothing more needs to be waited for: a service that joins after Ctrl-C finds that it has to leave."""
         if self._interrupts:
             return True
         joined = {name.replace("/", "-") for name in self._hub.members()}
-        return joined >= set(self._names(*self._roles()))
-
-    def _names(self, *roles: str) -> list[str]:
-        return [f"{role}-{index}" for role in roles for index in range(self._roles()[role])]
-
-    def _roles(self) -> dict[str, int]:
-        return {
-            "actor": self._config.actor.num_procs,
-            "rollout": self._config.rollout.num_workers,
-            "preprocess": self._config.data.num_workers,
-            "recorder": 1,
-        }
+        return joined >= set(self._services.names())
 
     def _start_queue(self) -> str:
         uri_file = self._run_dir / "queue.uri"
-        words = [
-            "-m",
-            "flight",
-            "serve",
-            "--port",
-            str(_usual_port_if_free()),
-            "--uri-file",
-            str(uri_file),
-            "--parent-pid",
-            str(os.getpid()),
-        ]
-        self._supervisor.start("queue", [sys.executable, *words])
+        self._services.start_queue()
         self._until(uri_file.is_file, START_DEADLINE_S, "the queue to listen")
         return uri_file.read_text().strip()
 
-    def _start_role(self, role: str, index: int, uri: str) -> None:
-        words = ["-m", "relax.roles", role, "--index", str(index), "--run-dir", str(self._run_dir)]
-        words += ["--model-dir", str(self._model_dir), "--queue", uri, "--control", self._hub.uri]
-        words += ["--parent-pid", str(os.getpid())]
-        threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
-        env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
-        env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if role == "actor":
-            env |= self._rendezvous.environment(index)
-        self._supervisor.start(f"{role}-{index}", [sys.executable, *words], env=env)
-
     def _train(self) -> None:
         """Follow the run until the actor has left with a checkpoint, asking for evaluations on the way."""
-        self._expected_exits |= set(self._names("actor"))
+        self._expected_exits |= set(self._services.names("actor"))
         asked_to_drain = False
-        if self._config.data.eval:
+        if self._config.data.eval and self._resume is None:
             self._evaluations.ask(policy_version=0)
         while not self._gone("actor"):
             self._tick()
@@ -208,7 +238,7 @@ class Driver:
                 for role in ("preprocess", "rollout", "actor"):
                     self._leave(role)
                 asked_to_drain = True
-        self._watch.collect()
+        self._until(self._collect, DRAIN_DEADLINE_S, "the queue to answer")
         if not self._interrupts and self._watch.step < self._config.num_steps:
             raise ServiceError(
                 f"the actor must do all {self._config.num_steps} steps, got an end after step {self._watch.step}; "
@@ -224,14 +254,14 @@ class Driver:
             return ""
         self._watch.note("evaluating the final weights")
         deadline_s = self._config.evaluation.deadline_s
-        for _ in range(2):  # a worker may have answered a prompt before it adopted the last version
-            self._evaluations.ask(policy_version=self._watch.step)
-            came = self._within(lambda: self._evaluations.complete() or self._interrupts > 0, deadline_s)
-            if self._interrupts:
-                return "; Ctrl-C ended the last evaluation"
-            if not came or self._evaluations.fresh():
-                break
-        shortfall = self._evaluations.shortfall()
+
+        def wait() -> bool:
+            done = self._within(lambda: self._evaluations.complete() or self._interrupts > 0, deadline_s)
+            return done and not self._interrupts
+
+        shortfall = self._evaluations.ask_last(self._watch.step, wait)
+        if self._interrupts:
+            return "; Ctrl-C ended the last evaluation"
         return f"; the last evaluation {shortfall}" if shortfall else ""
 
     def _drain(self) -> None:
@@ -240,20 +270,22 @@ class Driver:
             self._leave(role)
         if not self._within(lambda: self._gone("preprocess", "rollout"), DRAIN_DEADLINE_S):
             # What they have in hand will not be trained on: no reason to lose the run.
-            self._supervisor.stop(self._names("preprocess", "rollout"))
+            self._supervisor.stop(self._services.names("preprocess", "rollout"))
         self._leave("recorder")
         self._until(lambda: self._gone("recorder"), DRAIN_DEADLINE_S, "the recorder to finish")
-        self._watch.collect()
+        self._until(self._collect, DRAIN_DEADLINE_S, "the queue to answer")
+        tables = (self._queue.stats("prompts"), self._queue.stats("rollouts"))
+        self._ledger = Ledger.of(*tables, self._config.group_size).to_facts()
         if self._config.queue.uri is not None:
             for name in reversed(list(self._specs)):  # rows refer to those of the tables before
                 self._queue.drop_table(name)
 
     def _leave(self, role: str) -> None:
-        self._expected_exits |= set(self._names(role))
+        self._expected_exits |= set(self._services.names(role))
         self._hub.set(f"phase/{role}", "drain")
 
     def _gone(self, *roles: str) -> bool:
-        return self._finished >= set(self._names(*roles))
+        return self._finished >= set(self._services.names(*roles))
 
     def _until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
         if not self._within(condition, deadline_s):
@@ -274,11 +306,12 @@ class Driver:
         """Look at the processes, collect what came, redraw; raise when a role died or the user wants out."""
         if self._interrupts > 1:
             raise StopNowError
-        reason = self._death() or self._silence()
+        reason = self._death()
         if reason:
             raise ServiceError(reason)
         if self._is_open:
-            self._watch.collect()
+            self._restarter.tick()
+            self._collect()
         time.sleep(TICK_S)
 
     def _death(self) -> str:
@@ -288,28 +321,29 @@ class Driver:
         """
         reason = ""
         for gone in sorted(self._supervisor.poll(), key=lambda gone: gone.returncode >= 0):
-            if gone.returncode == 0 and gone.name in self._expected_exits:
+            if self._is_wanted(gone):
                 self._finished.add(gone.name)
             elif not reason:
-                reason = str(gone) + (", though nobody had asked it to leave" if gone.returncode == 0 else "")
+                reason = self._restarter.died(gone)
         return reason
 
-    def _silence(self) -> str:
-        """Return which service has a process and yet gave no sign of life for too long, or ''."""
-        now = time.monotonic()
-        for member in self._hub.members().values():
-            silent_s = now - member.last_heartbeat_s
-            name = f"{member.role}-{member.index}"
-            if member.state == "lost" and silent_s > SILENCE_DEADLINE_S and name not in self._finished:
-                return f"{name} must send heartbeats, got silence for {silent_s:.0f} s (process {member.pid})"
-        return ""
+    def _is_wanted(self, gone: Exited) -> bool:
+        """Whether a service may be gone for good: it was asked to leave, and leaves nothing undone."""
+        has_nothing_to_finish = gone.name in self._services.names("preprocess", "rollout")
+        return gone.name in self._expected_exits and (gone.returncode == 0 or has_nothing_to_finish)
 
+    def _collect(self) -> bool:
+        """Look into the queue; return whether it answered.
 
-def _usual_port_if_free() -> int:
-    """Return the port that `python -m flight` looks at by default, or 0 (any) when another server has it."""
-    with socket.socket() as probe:
+        Raises:
+            ServiceError: it has been away for too long.
+        """
         try:
-            probe.bind(("127.0.0.1", USUAL_QUEUE_PORT))
-        except OSError:
-            return 0
-    return USUAL_QUEUE_PORT
+            self._watch.collect()
+        except (UnavailableError, DeadlineExceededError):
+            reason = self._restarter.queue_was_silent()
+            if reason:
+                raise ServiceError(reason) from None
+            return False
+        self._restarter.queue_answered()
+        return True

@@ -1,20 +1,25 @@
 """What the driver sees of a run: metrics, row errors and held-out answers, taken from the queue like any consumer.
 
-It feeds the progress display and the metric files, and writes the report at the end. It steers nothing.
+It feeds the progress display and the metric files, and writes the report at the end. It steers nothing. Metrics and row
+errors are acked once they are on disk, so that a driver that is killed loses none.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from flight.client import QueueClient
+from flight.client import Lease, QueueClient
+from flight.errors import FlightQueueError, LeaseLostError
 from modalities.sources import read_bytes
 from relax.config import RunConfig
+from relax.control.course import Course
 from relax.control.hub import ControlHub
 from relax.data.sources import base_dir_of
 from relax.observe.metrics import MetricsWriter
@@ -28,9 +33,12 @@ from relax.records import (
     split_by,
 )
 from relax.run.evaluation import EvaluationRounds, Round
+from relax.run.history import History
 
 ROW_ERRORS = pa.schema([(column.name, column.type) for column in ROW_ERROR_COLUMNS])
 TRAIN_WINDOW_STEPS = 20
+STEPPING_ROLES = ("actor", "rollout", "driver")
+"""Roles whose metrics are of a policy version; those of the others count something else."""
 STATS_EVERY_S = 1.0
 WAITING = {"prompts": "rollout", "rollouts": "actor", "eval_prompts": "rollout"}
 """Consumer whose ready rows count as waiting, by table."""
@@ -46,13 +54,17 @@ class RunWatch:
         queue: QueueClient,
         hub: ControlHub,
         evaluations: EvaluationRounds,
+        history: History,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._queue = queue
         self._hub = hub
         self._evaluations = evaluations
+        self._history = history
         self._metrics = MetricsWriter(run_dir)
+        self._unflushed: list[Lease] = []
+        """Leases of metrics that are not on disk yet."""
         self._display = ProgressDisplay(config.progress)  # type: ignore[arg-type]
         self._display.__enter__()
         self._started = time.monotonic()
@@ -70,12 +82,16 @@ class RunWatch:
 
     def collect(self) -> None:
         """Take whatever came since the last call, without waiting, and redraw."""
-        for rows in self._take("metrics"):
-            self._receive_metrics(rows)
-        for rows in self._take("row_errors"):
-            self._receive_row_errors(rows)
-        for rows in self._take("eval_rollouts"):
-            self._evaluations.receive(rows)
+        while (lease := self._take("metrics")) is not None:
+            self._receive_metrics(lease.table)
+            self._unflushed.append(lease)
+        self._ack_flushed()
+        while (lease := self._take("row_errors")) is not None:
+            self._receive_row_errors(lease.table)
+            self._ack("row_errors", lease)
+        while (lease := self._take("eval_rollouts")) is not None:
+            self._evaluations.receive(lease.table)
+            self._ack("eval_rollouts", lease)
         for round_ in self._evaluations.newly_complete():
             self._record(round_)
         if time.monotonic() - self._stats_at > STATS_EVERY_S:
@@ -102,7 +118,7 @@ class RunWatch:
             duration_s=time.monotonic() - self._started,
             max_staleness=self._config.max_staleness,
             rows_per_version=self._config.prompts_per_step * self._config.group_size,
-            eval_rollouts=self._evaluations.all_answers(),
+            events=self._history.lines(),
             row_errors=self.row_errors(),
             media_base_dirs={name: base_dir_of(each.path) for name, each in self._config.data.eval.items()},
             read_media=partial(read_bytes, limits=self._config.modalities.limits),
@@ -114,21 +130,53 @@ class RunWatch:
         return pa.Table.from_pylist(list(self._row_errors.values()), ROW_ERRORS)
 
     def close(self) -> None:
-        """Stop the display and complete the files of metrics and row errors; harmless when repeated."""
+        """Stop the display and complete the files of metrics; harmless when repeated."""
         self._display.__exit__(None, None, None)
         self._metrics.close()
-        if self._row_errors:
-            write_table(self.row_errors(), self._run_dir / "row_errors.parquet")
+        with suppress(FlightQueueError):
+            self._ack_flushed()
 
-    def _take(self, table: str) -> list[pa.Table]:
-        """Take and ack all that waits in `table`."""
-        taken: list[pa.Table] = []
-        lease = None
-        while True:
-            lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0, ack=lease)
-            if lease.status != "rows":
-                return taken
-            taken.append(lease.table)
+    def show_restart(self, service: str) -> None:
+        """Count a restart among the metrics."""
+        count = self._history.num_restarts()[service]
+        self._metrics.add("driver", self.step, self.step, {f"restarts/{service}": count})
+
+    def take_up(self) -> None:
+        """Go on with what the driver of an earlier session left on disk; `go_back` must follow."""
+        self._metrics.take_up()
+        path = self._run_dir / "row_errors.parquet"
+        if path.exists():
+            columns = ["uid", *ROW_ERRORS.names]
+            for row in pq.read_table(path, columns=columns).to_pylist():
+                self._row_errors[row["uid"]] = {name: row[name] for name in ROW_ERRORS.names}
+        self._evaluations.take_up(int(path.stem) for path in (self._run_dir / "evaluation").glob("*.parquet"))
+
+    def go_back(self, course: Course) -> None:
+        """Forget what was measured and answered after the step that the run has gone back to."""
+        self._metrics.go_back(course.step, STEPPING_ROLES)
+        for path in (self._run_dir / "evaluation").glob("*.parquet"):
+            if int(path.stem) > course.step:
+                path.unlink()
+        self._evaluations.go_back(course.step, course.incarnation)
+        self._unflushed.clear()  # their leases are void
+        self.step = course.step
+
+    def _take(self, table: str) -> Lease | None:
+        """Lease what waits in `table`, None if nothing does."""
+        lease = self._queue.take(table, "driver", max_rows=4096, deadline_s=0.0)
+        return lease if lease.status == "rows" else None
+
+    def _ack(self, table: str, lease: Lease) -> None:
+        with suppress(LeaseLostError):  # its rows come again, and are known then
+            self._queue.ack(table, "driver", lease_id=lease.lease_id)
+
+    def _ack_flushed(self) -> None:
+        if not self._metrics.is_closed:
+            self._metrics.flush_if_late()
+        if self._metrics.is_flushed:
+            while self._unflushed:
+                self._ack("metrics", self._unflushed[0])
+                del self._unflushed[0]
 
     def _receive_metrics(self, rows: pa.Table) -> None:
         self._metrics.write(rows.select(["step", "policy_version", "role", "name", "value", "time"]))
@@ -139,12 +187,17 @@ class RunWatch:
                 self._evaluations.expect(row["step"], int(row["value"]))
 
     def _receive_row_errors(self, rows: pa.Table) -> None:
-        """Keep each refused row once, however many services met it."""
+        """Keep each refused row once, however many services met it, on disk too."""
         uids = rows["uid"].to_pylist()
         new = [uid not in self._row_errors for uid in uids]
         for uid, facts in zip(uids, rows.select(ROW_ERRORS.names).to_pylist(), strict=True):
             self._row_errors.setdefault(uid, facts)
         self._evaluations.refuse(uid for uid, is_new in zip(uids, new, strict=True) if is_new)
+        if any(new):
+            known = pa.table({"uid": list(self._row_errors)})
+            for name in ROW_ERRORS.names:
+                known = known.append_column(name, self.row_errors()[name])
+            write_table(known, self._run_dir / "row_errors.parquet")
 
     def _record(self, round_: Round) -> None:
         """Note the rewards of a complete evaluation and keep its answers on disk."""

@@ -1,7 +1,7 @@
 """Checkpoints of a training run (Megatron's distributed format) and Hugging Face directories.
 
 Layout of a checkpoint: the files of `megatron.core.dist_checkpointing`, and `trainer.json` {format, num_parameters,
-counts}. Each kind of directory is written beside its final name and renamed, so it is whole or absent.
+counts}. Each kind of directory is written beside its final name, flushed and renamed, so it is whole or absent.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from relax.durable import flush, flush_tree
 from relax.errors import TrainingError
 from relax.train.mcore_compat import (
     ShardedTensor,
@@ -234,9 +235,11 @@ def _whole_or_absent(target: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
+        flush_tree(partial)
         if target.exists():
             target.rename(replaced)
         partial.rename(target)
+        flush(target.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         if replaced.exists() and not target.exists():

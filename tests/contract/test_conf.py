@@ -126,7 +126,7 @@ def test_config_fields_have_docstrings() -> None:
 
 NESTED = {
     *("data", "model", "modalities", "media", "queue"),
-    *("rollout", "actor", "algorithm", "evaluation", "checkpoint"),
+    *("rollout", "actor", "algorithm", "evaluation", "checkpoint", "restarts"),
 }
 NESTED |= {"correction", "critic", "sampling"}
 

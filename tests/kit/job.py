@@ -78,8 +78,12 @@ class Job:
             time.sleep(POLL_S)
 
     def until_step(self, step: int) -> None:
-        """Wait until the weights after that optimizer step are published."""
-        self.until((self.run_dir / "weights" / f"{step:06d}").is_dir)
+        """Wait until the weights after that optimizer step, or a later one, are published."""
+
+        def is_published() -> bool:
+            return any(int(path.name[:6]) >= step for path in (self.run_dir / "weights").glob("[0-9]*"))
+
+        self.until(is_published)
 
     def processes(self) -> list[psutil.Process]:
         """Return every live process that has this job's mark in its environment, the program included."""
@@ -128,9 +132,22 @@ class Job:
 @contextmanager
 def start_job(directory: Path, *words: str, name: str = "job") -> Iterator[Job]:
     """Run `omni_grpo.py` with small numbers and `words` in `directory`; whatever is left of it is killed at the end."""
+    with _started(directory, name, [*SMALL, f"name={name}", *words]) as job:
+        yield job
+
+
+@contextmanager
+def resume_job(directory: Path, name: str, *words: str) -> Iterator[Job]:
+    """Go on with the job of that name, as `start_job` starts one."""
+    with _started(directory, name, [f"resume=runs/{name}", "progress=plain", *words]) as job:
+        yield job
+
+
+@contextmanager
+def _started(directory: Path, name: str, words: list[str]) -> Iterator[Job]:
     mark = uuid.uuid4().hex
     output_path = directory / f"{name}.out"
-    command = [sys.executable, str(PROGRAM), *SMALL, f"name={name}", *words]
+    command = [sys.executable, str(PROGRAM), *words]
     environment = _environment() | {MARK: mark}
     with output_path.open("wb") as output:
         process = subprocess.Popen(

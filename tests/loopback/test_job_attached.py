@@ -25,7 +25,16 @@ from tests.kit.queues import prompts_spec
 from tests.kit.server import queue_server
 
 MAX_STALENESS = 2
-TABLES = ["eval_prompts", "eval_rollouts", "media", "metrics", "prompts", "rollouts", "row_errors"]
+TABLES = [
+    "eval_prompts",
+    "eval_rollouts",
+    "media",
+    "metrics",
+    "positions",
+    "prompts",
+    "rollouts",
+    "row_errors",
+]
 
 
 @dataclass(frozen=True)

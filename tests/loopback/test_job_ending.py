@@ -62,10 +62,21 @@ def test_second_ctrl_c_stops_a_run_that_is_starting(start):
         assert job.all_gone(5.0)
 
 
-@pytest.mark.parametrize("role", ["queue", "preprocess", "recorder", "rollout", "actor"])
-def test_role_that_is_killed_ends_the_run(start, role):
-    """Within ten seconds, not with exit 0, the role named last, no process left, no half-written file."""
-    with start(*LONG) as job:
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("queue", ()),
+        ("actor", ()),
+        ("rollout", ("restarts.max=0",)),
+        ("preprocess", ("restarts.max=0",)),
+        ("recorder", ("restarts.max=0",)),
+    ],
+)
+def test_role_that_is_killed_for_good_ends_the_run(start, role, words):
+    """Without a journal to come back from, or without restarts: within ten seconds, not with exit 0, the role named
+    last, no process left, no half-written file.
+    """
+    with start(*LONG, *words) as job:
         if role in ("recorder", "rollout", "actor"):
             job.until_step(2)
         job.kill(role)

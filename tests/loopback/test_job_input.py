@@ -112,7 +112,7 @@ def test_manifest_of_broken_rows_only_fails_with_the_reason(job_home, tmp_path, 
     with start_job(tmp_path, f"data.manifest={train}", f"model.path={job_home}/model") as job:
         assert job.wait(60.0) == 1, job.describe()
         assert job.all_gone(5.0)
-    assert job.last_line.startswith("failed: preprocess-0 exited with code 1: ERROR ServiceError: ")
+    assert job.last_line.startswith("failed: preprocess-0 exited with code 1: ERROR HopelessError: ")
     assert f"{train} must have a usable row, got 8 broken ones; the last: rows.jsonl:" in job.last_line
     assert "8 rows were refused; all of them: row_errors.parquet" in job.output
 

@@ -18,10 +18,11 @@ from modalities.media import MediaTable
 from modalities.registry import load_modalities
 from modalities.routing import routing_columns
 from relax.config import RolloutConfig, RunConfig
+from relax.control.course import COURSE_KEY, Course, fence_key
 from relax.control.hub import ControlHub
 from relax.control.member import ControlMember
 from relax.data.prompts import Prompt, prompts_to_arrow
-from relax.errors import ServiceError
+from relax.errors import HopelessError
 from relax.records import RunShape, table_specs
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.rewards.scorer import Scorer
@@ -40,8 +41,19 @@ MODALITIES = load_modalities(PROFILE, MediaLimits())
 
 
 @pytest.fixture
+def hub() -> Iterator[ControlHub]:
+    """A control plane of its own."""
+    with ControlHub() as own:
+        yield own
+
+
+@pytest.fixture
 def service(
-    job_home: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    job_home: Path,
+    tmp_path: Path,
+    hub: ControlHub,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Service]:
     """A rollout service with the tables of a run, on a server of its own; its reward is the parameter, if any."""
     monkeypatch.syspath_prepend(str(PLUGINS))
@@ -55,7 +67,7 @@ def service(
         reward_labels=config.rollout.reward.labels,
     )
     media = MediaTable(MODALITIES, "arrays").columns()
-    with queue_server() as (uri, _), ControlHub() as hub, QueueClient(uri, identity="rollout-0") as queue:
+    with queue_server() as (uri, _), QueueClient(uri, identity="rollout-0") as queue:
         for spec in table_specs(shape, media, routing_columns()).values():
             queue.create_table(spec)
         queue.announce("rollouts", 0)
@@ -239,9 +251,63 @@ def test_engine_that_never_answers_rightly_is_an_error(service):
     worker = make_worker(service, script)
     for _ in range(MAX_REFUSED_IN_A_ROW // 4 + MAX_REFUSED_IN_A_ROW // 4 - 1):
         assert worker.serve(TRAINING, 4, deadline_s=5.0)
-    with pytest.raises(ServiceError) as caught:
+    with pytest.raises(HopelessError) as caught:
         worker.serve(TRAINING, 4, deadline_s=5.0)
     assert str(caught.value) == (
         "rollout: prompts must be answered and scored, got 64 refused one after another; the last: "
         "completion 0: logprobs must be finite, got [nan, nan]"
     )
+
+
+def test_answers_to_an_earlier_incarnation_are_dropped(service, hub):
+    """The run goes back while the engine generates: nothing is put, and the worker says that it has followed."""
+    service.begin()
+    uids = put_prompts(service, 1)
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        hub.set(COURSE_KEY, Course(1, 0).to_value())
+        assert service.control.wait_for(lambda: service.has_gone_back, 5.0)
+        return [answer(request, 0), answer(request, 1)]
+
+    worker = make_worker(service, script)
+    assert worker.serve(TRAINING, 1, deadline_s=5.0)
+    assert service.queue.read("rollouts").num_rows == 0
+    assert service.queue.stats("prompts")["consumers"]["rollout"]["leased"] == len(uids)
+    assert hub.get(fence_key("rollout/0")) == 0
+    service.follow()
+    assert hub.get(fence_key("rollout/0")) == 1
+
+
+def test_worker_adopts_the_version_that_the_run_went_back_to(service, hub):
+    """Not the newest of before, and none before the actor has announced it."""
+    worker = make_worker(service, lambda request: [])
+    with ControlMember(hub.uri, "actor", 0) as actor:
+        actor.announce_policy_version(5, "/w/5")
+        service.control.wait_for(lambda: service.control.policy_version is not None, 5.0)
+        assert worker.adopt_newest()
+        hub.set(COURSE_KEY, Course(1, 3).to_value())
+        assert service.control.wait_for(lambda: service.has_gone_back, 5.0)
+        service.follow()
+        assert not worker.adopt_newest()
+        actor.announce_policy_version(3, "/w/3-1", incarnation=1)
+        service.control.wait_for(lambda: service.control.policy_version.incarnation == 1, 5.0)
+        assert worker.adopt_newest()
+    assert worker._engine.policy_version == 3
+
+
+def test_lease_that_is_lost_costs_the_worker_nothing(service):
+    """Its prompts come again, and what is put again changes nothing."""
+    uids = put_prompts(service, 1)
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        service.queue.void("rollout-0")
+        return [answer(request, 0), answer(request, 1)]
+
+    worker = make_worker(service, script)
+    assert worker.serve(TRAINING, 1, deadline_s=5.0)
+    assert service.queue.stats("prompts")["consumers"]["rollout"]["ready"] == len(uids)
+    worker = make_worker(service, spoiling("nobody"))
+    assert worker.serve(TRAINING, 1, deadline_s=5.0)
+    stats = service.queue.stats()
+    assert stats["prompts"]["consumers"]["rollout"]["acked"] == len(uids)
+    assert (stats["rollouts"]["put"], stats["rollouts"]["duplicates"]) == (GROUP_SIZE, GROUP_SIZE)

@@ -200,7 +200,8 @@ def test_only_the_actor_announces_and_versions_never_go_back():
         "a resumed run gives the hub its version as one of the initial entries"
     )
     assert refusal(state.handle(set_key("actor", "policy_version", {"version": 2, "path": "/w/2"}), 0.0)) == (
-        "control key 'policy_version': the version must be above 3, got 2; versions never go back within a run"
+        "control key 'policy_version': the version must be above 3, got 2; "
+        "versions never go back within an incarnation"
     )
     assert refusal(state.handle(set_key("actor", "policy_version", {"version": 3, "path": "/x"}), 0.0)) == (
         "control key 'policy_version': version 3 must keep its path '/w/3', got '/x'; publish under a new version"
@@ -252,3 +253,20 @@ def test_heartbeats_to_all_come_at_the_interval():
     state = HubState(TIMINGS)
     effects = tick_until(state, 0.0, 10.0)
     assert effects == [Publish(HubHeartbeat(epoch=state.epoch, seq=0))] * 10
+
+
+def test_versions_go_back_with_a_later_incarnation_only():
+    """Its numbers begin at a checkpoint; who still speaks of the one before is refused."""
+    state = HubState(TIMINGS)
+
+    def announce(version: int, incarnation: int) -> str:
+        value = {"version": version, "path": f"/w/{version}", "incarnation": incarnation}
+        return refusal(state.handle(set_key("actor", "policy_version", value), 0.0))
+
+    assert announce(7, 0) == announce(4, 1) == announce(5, 1) == ""
+    assert announce(8, 0) == (
+        "control key 'policy_version': the incarnation must be 1, got 0; "
+        "the run has gone back to a checkpoint meanwhile"
+    )
+    assert "the version must be above 5, got 4" in announce(4, 1)
+    assert state.entries["policy_version"]["version"] == 5

@@ -123,3 +123,31 @@ def test_observe_imports_no_heavy_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_metrics_go_back_with_the_run(tmp_path: Path) -> None:
+    """What the stepping roles measured later is gone, in memory too; what was delivered before is kept once."""
+    with MetricsWriter(tmp_path) as writer:
+        for step in range(4):
+            writer.add("actor", step, step, {"loss": step}, time_s=100.0 + step)
+        writer.add("preprocess", 30, 30, {"time/put_s": 9.0}, time_s=103.0)
+    resumed = MetricsWriter(tmp_path)
+    resumed.take_up()
+    resumed.go_back(1, ["actor"])
+    assert [point.step for point in resumed.series.points("actor", "loss")] == [0, 1]
+    resumed.add("actor", 1, 1, {"loss": 1}, time_s=101.0)
+    resumed.add("actor", 2, 2, {"loss": 20}, time_s=200.0)
+    resumed.close()
+    assert sorted(_values(tmp_path)) == [0.0, 1.0, 9.0, 20.0]
+
+
+def test_metrics_that_are_delivered_twice_are_kept_once(tmp_path: Path) -> None:
+    """As rows come again whose lease was lost before they were acked."""
+    rows = metric_rows("actor", 1, 1, {"loss": 1.0, "reward": 2.0}, time_s=100.0)
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(rows)
+        writer.write(pa.concat_tables([rows, metric_rows("actor", 1, 1, {"loss": 1.0}, time_s=100.5)]))
+        assert not writer.is_flushed
+        writer.flush()
+        assert writer.is_flushed
+    assert _values(tmp_path) == [1.0, 2.0, 1.0]

@@ -197,3 +197,17 @@ def test_write_table_keeps_rows_and_makes_directories(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["000003.parquet"]
     assert read_rollouts(path.parent).to_pydict() == {"text": ["a", None]}
     assert read_rollouts(tmp_path / "nothing").num_rows == 0
+
+
+def test_recorder_forgets_what_was_trained_after_a_checkpoint(tmp_path: Path, rollout_rows: Rows) -> None:
+    """Files and open batches of that version and later ones; what is trained anew takes their place."""
+    with RolloutRecorder(tmp_path / "rollouts") as recorder:
+        for version in range(4):
+            recorder.write(rollout_rows(version, 2))
+    recorder = RolloutRecorder(tmp_path / "rollouts")
+    recorder.write(rollout_rows(4, 2))
+    assert recorder.forget_from(2) == 3
+    recorder.write(rollout_rows(2, 3))
+    recorder.close()
+    rows = read_rollouts(tmp_path / "rollouts")
+    assert rows["trained_policy_version"].to_pylist() == [0] * 2 + [1] * 2 + [2] * 3

@@ -11,7 +11,7 @@ from relax.rewards.attempt import MAX_REASON_CHARS, attempt, failed, longest_pau
 from relax.rewards.base import BoundedReward, Reward, RewardFailedError
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.rewards.scorer import Score
-from relax.roles.rollout import Answers, score_columns, settle
+from relax.roles.answers import Answers, score_columns, with_scores
 from relax.rollout.engine import Completion
 from tests.kit.rewards import sample, scorer
 
@@ -110,7 +110,7 @@ def settled(config: RewardConfig) -> Answers:
     answers = Answers(
         rows=[0, 2, 3], groups=[completions("a"), completions("c"), completions("d")], failed={"b": "early"}
     )
-    return settle(answers, [GOOD, GOOD, GOOD, BAD, BAD, BAD], ["a", "b", "c", "d"], config)
+    return with_scores(answers, [GOOD, GOOD, GOOD, BAD, BAD, BAD], ["a", "b", "c", "d"], config)
 
 
 def test_failure_costs_its_group_by_default():

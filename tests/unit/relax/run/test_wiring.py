@@ -29,7 +29,7 @@ def test_check_wiring_accepts_the_defaults():
     """Every table of a run, with the media columns of the built-in modalities."""
     specs = check_wiring(RunConfig())
     assert sorted(specs) == [
-        "eval_prompts", "eval_rollouts", "media", "metrics", "prompts", "rollouts", "row_errors",
+        "eval_prompts", "eval_rollouts", "media", "metrics", "positions", "prompts", "rollouts", "row_errors",
     ]  # fmt: skip
     assert {"image_patches", "audio_features", "video_patches"} <= set(specs["media"].columns_by_name)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from relax.roles.rollout import check_group
+from relax.roles.answers import check_group
 from relax.rollout.engine import Completion
 
 

@@ -1,0 +1,168 @@
+"""Starts the services of a run again when they die or hang. What is decided is decided in `relax.run.restarts`.
+
+    rollout, preprocess, recorder   alone: what the process held is given back at once, and the next one goes on
+    queue                           alone, on the same journal and address; everyone else waits for it
+    actor                           with the run: it goes back to the last checkpoint, see `relax.run.going_back`
+
+Without a journal the queue's death is the run's, and so is the actor's. Called from the driver's thread only.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from flight.client import QueueClient
+from flight.errors import FlightQueueError
+from relax.control.hub import ControlHub
+from relax.launch.local import Exited, LocalSupervisor
+from relax.run.history import HUNG, RESTARTED, History
+from relax.run.restarts import Death, Over, RestartPolicy, RestartsConfig, Sign, hung
+
+QUEUE = "queue"
+ACTOR = "actor"
+START_DEADLINE_S = 300.0
+"""Longest time from the start of a service to its first heartbeat: the libraries are read from disk."""
+NEEDS_JOURNAL = (
+    "; queue.journal=true and checkpoint.interval_steps let a run go on without it from its last checkpoint"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """What restarting takes: done by the driver, which knows the run."""
+
+    start: Callable[[str], None]
+    """Start a service by name, `queue` or `<role>-<index>`; must not block."""
+    restart_queue: bool
+    """Whether a queue that died comes back as it was."""
+    go_back: Callable[[], None] | None
+    """Take the run back to its last checkpoint, the actor included; None if it cannot. May raise FlightQueueError."""
+    tell: Callable[[str], None]
+    """Show one line to the operator."""
+
+
+class Restarter:
+    """Follows the processes of a run beside the driver."""
+
+    def __init__(
+        self,
+        config: RestartsConfig,
+        supervisor: LocalSupervisor,
+        hub: ControlHub,
+        history: History,
+        hands: Hands,
+    ) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._hub = hub
+        self._history = history
+        self._hands = hands
+        self._policy = RestartPolicy(config, draw=random.random)
+        self._started_at: dict[int, float] = {}
+        self._silent: dict[str, float] = {}
+        self._has_to_go_back = False
+        self._queue: QueueClient | None = None
+        self._queue_answered_at = time.monotonic()
+        self._is_queue_away = False
+
+    def attend(self, queue: QueueClient) -> None:
+        """Begin to look after the run: its queue answers, its services are being started."""
+        self._queue = queue
+        self._queue_answered_at = time.monotonic()
+
+    # ---- deaths -----------------------------------------------------------------------------------------------
+
+    def died(self, gone: Exited) -> str:
+        """Plan what follows from a death that nobody asked for; return why the run cannot go on, or ''."""
+        story = str(gone) + (", though nobody had asked it to leave" if gone.returncode == 0 else "")
+        if gone.name in self._silent:
+            story += f", after {self._silent.pop(gone.name):.0f} s without a heartbeat"
+        unit = ACTOR if gone.name.startswith(f"{ACTOR}-") else gone.name
+        if self._queue is None:
+            return story
+        if (unit == QUEUE and not self._hands.restart_queue) or (unit == ACTOR and not self._hands.go_back):
+            return story + (NEEDS_JOURNAL if self._config.max else "")
+        if unit in self._policy.waiting or (unit == ACTOR and self._has_to_go_back):
+            return ""  # another rank of it, ended by the first one's death
+        error = gone.error if gone.returncode > 0 else ""
+        decision = self._policy.died(
+            Death(service=unit, returncode=gone.returncode, error=error), time.monotonic()
+        )
+        if isinstance(decision, Over):
+            return f"{story}; {decision.why}" if decision.why else story
+        if unit == QUEUE:
+            self._is_queue_away = True
+        elif unit == ACTOR:
+            self._supervisor.stop(
+                [each for each in self._supervisor.running() if each.startswith(f"{ACTOR}-")], 0.0
+            )
+        else:
+            self._give_back(unit)
+        self._hands.tell(f"{story}; starting {unit} again in {decision.delay_s:.1f} s")
+        self._history.add(RESTARTED, story, service=unit, number=decision.number)
+        return ""
+
+    def _give_back(self, service: str) -> None:
+        """Have others get at once what a dead service held; if the queue is away too, its next start does it."""
+        if self._queue is not None and not self._is_queue_away:
+            with suppress(FlightQueueError):
+                self._queue.void(service)
+
+    # ---- time -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Start what is due, and kill what hangs."""
+        now = time.monotonic()
+        for unit in self._policy.due(now):
+            if unit == ACTOR:
+                self._has_to_go_back = True
+            else:
+                self._hands.start(unit)
+        if self._has_to_go_back and not self._is_queue_away and self._hands.go_back is not None:
+            with suppress(FlightQueueError):  # the queue has gone meanwhile: again when it is back
+                self._hands.go_back()
+                self._has_to_go_back = False
+        running = self._supervisor.running()
+        for name in hung(running, self._signs(now, running), now):
+            self._silent[name] = self._config.silence_s
+            self._history.add(HUNG, f"{name} was silent and is killed", service=name)
+            self._supervisor.kill(name)
+
+    def starts_again(self, names: Iterable[str]) -> bool:
+        """Whether one of these is about to be started again."""
+        waiting = set(self._policy.waiting)
+        return any(name in waiting for name in names) or self._has_to_go_back
+
+    def _signs(self, now: float, running: dict[str, int]) -> dict[str, Sign]:
+        """Return the last sign of life of each process; one that has given none counts from when it was first seen."""
+        signs = {}
+        members = {f"{each.role}-{each.index}": each for each in self._hub.members().values()}
+        for name, pid in running.items():
+            seen_at = self._started_at.setdefault(pid, now)
+            member = members.get(name)
+            if name == QUEUE:
+                answered_at = max(self._queue_answered_at, seen_at)
+                signs[name] = Sign(pid=pid, at=answered_at, patience_s=self._config.silence_s)
+            elif member is None or member.pid != pid:
+                signs[name] = Sign(pid=pid, at=seen_at, patience_s=START_DEADLINE_S)
+            elif member.state == "lost":  # by the hub's clock, which does not count its own absence
+                signs[name] = Sign(pid=pid, at=member.last_heartbeat_s, patience_s=self._config.silence_s)
+        return signs
+
+    # ---- the queue --------------------------------------------------------------------------------------------
+
+    def queue_answered(self) -> None:
+        """Note that the queue has answered."""
+        self._is_queue_away = False
+        self._queue_answered_at = time.monotonic()
+
+    def queue_was_silent(self) -> str:
+        """Note that the queue has not answered; return why the run cannot go on, or ''."""
+        self._is_queue_away = True
+        away_s = time.monotonic() - self._queue_answered_at
+        limit_s = max(self._config.patience_s, self._config.silence_s) + self._config.max_delay_s
+        return f"queue: it must answer, got nothing for {away_s:.0f} s" if away_s > limit_s else ""

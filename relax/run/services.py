@@ -1,0 +1,94 @@
+"""Which processes a run has and what each is started with. When they are started is the driver's matter."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from relax.config import RunConfig
+from relax.control.hub import ControlHub
+from relax.launch.local import LocalSupervisor
+from relax.launch.ranks import Rendezvous
+from relax.run.restarting import QUEUE
+
+USUAL_QUEUE_PORT = 8815
+
+
+class Services:
+    """The services of one run and their command lines.
+
+    Args:
+        config: Of the run; says how many there are of each role.
+        run_dir: Of the run.
+        model_dir: What training starts from.
+        supervisor: Starts them.
+        hub: The control plane that they join.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, model_dir: Path, supervisor: LocalSupervisor, hub: ControlHub
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._model_dir = model_dir
+        self._supervisor = supervisor
+        self._hub = hub
+        self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
+        self.queue_uri = config.queue.uri or ""
+        """Where the queue listens; '' until it does."""
+
+    def counts(self) -> dict[str, int]:
+        """Return how many services each role has, in the order of their start."""
+        return {
+            "actor": self._config.actor.num_procs,
+            "rollout": self._config.rollout.num_workers,
+            "preprocess": self._config.data.num_workers,
+            "recorder": 1,
+        }
+
+    def names(self, *roles: str) -> list[str]:
+        """Return the services of some roles, of all by default."""
+        counts = self.counts()
+        return [f"{role}-{index}" for role in roles or counts for index in range(counts[role])]
+
+    def start_queue(self) -> None:
+        """Start the queue's server; at its old address if it had one."""
+        known = self.queue_uri.rpartition(":")[2]
+        port = int(known) if known else _usual_port_if_free()
+        self._supervisor.start(QUEUE, [sys.executable, *queue_words(self._config, self._run_dir, port)])
+
+    def start(self, name: str) -> None:
+        """Start a service."""
+        role, _, index = name.rpartition("-")
+        words = ["-m", "relax.roles", role, "--index", index, "--run-dir", str(self._run_dir)]
+        words += ["--model-dir", str(self._model_dir), "--queue", self.queue_uri, "--control", self._hub.uri]
+        words += ["--parent-pid", str(os.getpid())]
+        threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
+        env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
+        env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if role == "actor":
+            env |= self._rendezvous.environment(int(index))
+        self._supervisor.start(name, [sys.executable, *words], env=env)
+
+    def meet_anew(self) -> None:
+        """Give the ranks of the trainer another place to meet: the last one may still be taken."""
+        self._rendezvous = Rendezvous.on_this_machine(self._config.actor.num_procs)
+
+
+def _usual_port_if_free() -> int:
+    """Return the port that `python -m flight` looks at by default, or 0 (any) when another server has it."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", USUAL_QUEUE_PORT))
+        except OSError:
+            return 0
+    return USUAL_QUEUE_PORT
+
+
+def queue_words(config: RunConfig, run_dir: Path, port: int) -> list[str]:
+    """Return what a run's own queue server is started with."""
+    words = ["-m", "flight", "serve", "--port", str(port), "--parent-pid", str(os.getpid())]
+    words += ["--uri-file", str(run_dir / "queue.uri")]
+    return [*words, "--journal", str(run_dir / "journal")] if config.keeps_journal else words
