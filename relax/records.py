@@ -169,11 +169,11 @@ POSITION_COLUMNS = _columns(
     "preprocess",
     ("service", pa.string(), "service that the position is of"),
     ("next_draw", pa.int64(), "number of the draw that comes next, from 0"),
-    ("order", pa.string(), "digest of the order that it counts in"),
+    ("order", pa.string(), "digest of the order that it counts in; empty at the beginning"),
     (
         "curriculum",
         pa.string(),
-        "means of the prompts that have a reward, as JSON; null without a curriculum",
+        "means of the prompts that have a reward, as JSON; empty without a curriculum",
     ),
     ("evaluation", pa.int64(), "last round of evaluation whose prompts were put; 0: none"),
 )

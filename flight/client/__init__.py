@@ -169,7 +169,7 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, Kee
         ends_at = time.monotonic() + ticket.deadline_s
         is_over = False
         while True:
-            rows = self._get(where, ticket, ticket.deadline_s, retry=False)
+            rows = self._get(where, ticket, ticket.deadline_s, retry=True)
             notes = rows.schema.metadata or {}
             num_taken = int(notes[b"num_rows"])
             if rows.num_rows == num_taken or rows.num_rows >= ticket.min_rows:

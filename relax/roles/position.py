@@ -48,22 +48,22 @@ class PositionBook:
         self._number, last = own[-1]
         self._finish([row["uid"] for _, row in own[:-1]])
         return Position(
-            order=None if last["order"] is None else {"next": last["next_draw"], "order": last["order"]},
-            curriculum=None if last["curriculum"] is None else json.loads(last["curriculum"]),
+            order=None if not last["order"] else {"next": last["next_draw"], "order": last["order"]},
+            curriculum=None if not last["curriculum"] else json.loads(last["curriculum"]),
             evaluation=last["evaluation"],
         )
 
     def write(self, position: Position) -> None:
         """Keep a position in place of the one before."""
         before, self._number = self._number, self._number + 1
-        order = position.order or {"next": None, "order": None}
-        curriculum = None if position.curriculum is None else json.dumps(position.curriculum)
+        order = position.order or {"next": 0, "order": ""}
+        curriculum = "" if position.curriculum is None else json.dumps(position.curriculum)
         row = {
             "uid": [self._uid(self._number)],
             "service": [self._service],
-            "next_draw": pa.array([order["next"]], pa.int64()),
-            "order": pa.array([order["order"]], pa.string()),
-            "curriculum": pa.array([curriculum], pa.string()),
+            "next_draw": [order["next"]],
+            "order": [order["order"]],
+            "curriculum": [curriculum],
             "evaluation": [position.evaluation],
         }
         self._queue.put(TABLE, pa.table(row), writer=CONSUMER)
