@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import sys
+from types import FrameType
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,10 +100,23 @@ def test_split_of_a_row_beyond_the_budget():
     assert split_rows([25, 4, 4, 9, 8], ["g"] * 5, rules) == [[[0]], [[1, 2], [3], [4]]]
 
 
-@pytest.mark.parametrize("num_rows", [4096])
-def test_split_of_a_large_batch_is_quick(num_rows):
-    """Thousands of rows take milliseconds: under the lock nobody may wait long."""
+def test_split_of_a_large_batch_costs_little_more_a_row():
+    """Four times the rows take about four times the calls: under the lock nobody may wait long."""
+    assert num_calls(4096) < 5 * num_calls(1024)
+
+
+def num_calls(num_rows: int) -> int:
+    """Return how many functions are called to split so many rows."""
     sizes = [(index * 7919) % 4000 + 1 for index in range(num_rows)]
-    started = time.perf_counter()
-    split_rows(sizes, ["g"] * num_rows, SplitRules(num_ranks=64, max_tokens_per_micro_batch=16_384))
-    assert time.perf_counter() - started < 2.0
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        split_rows(sizes, ["g"] * num_rows, SplitRules(num_ranks=64, max_tokens_per_micro_batch=16_384))
+    finally:
+        sys.setprofile(None)
+    return count
