@@ -10,6 +10,8 @@ FlightQueueError
 ├── CapacityError         (OSError)       one batch is larger than the whole table may be
 ├── TableSealedError      (RuntimeError)  rows were put after the end was declared
 ├── MissingReferencesError (LookupError)  rows were put that refer to rows that are not there
+├── UnauthenticatedError  (PermissionError) the call has no good token
+├── AccessDeniedError     (PermissionError) the caller may not do this there
 ├── OverloadedError       (RuntimeError)  too many calls wait on the server already
 ├── JournalFullError      (OSError)       the server's journal has no room on disk
 ├── JournalDamagedError   (ValueError)    a journal holds something else than what was written
@@ -61,6 +63,14 @@ class MissingReferencesError(FlightQueueError, LookupError):
     code = "missing_references"
 
 
+class UnauthenticatedError(FlightQueueError, PermissionError):
+    code = "unauthenticated"
+
+
+class AccessDeniedError(FlightQueueError, PermissionError):
+    code = "access_denied"
+
+
 class OverloadedError(FlightQueueError, RuntimeError):
     code = "overloaded"
 
@@ -90,6 +100,8 @@ BY_CODE: dict[str, type[FlightQueueError]] = {
         CapacityError,
         TableSealedError,
         MissingReferencesError,
+        UnauthenticatedError,
+        AccessDeniedError,
         OverloadedError,
         JournalFullError,
         JournalDamagedError,

@@ -151,10 +151,11 @@ class PutShared(Request):
 
 
 class SharedMemoryOffer(msgspec.Struct, kw_only=True):
-    """Where clients of the same boot of the same host may connect, and what the arena holds now."""
+    """Where clients of the same boot of the same host may connect, by which ticket, and what the arena holds now."""
 
     boot_id: str
     socket_path: str
+    ticket: str
     arena_bytes: int
     used_bytes: int = 0
     num_slots: int = 0

@@ -68,7 +68,9 @@ def launch(config: RunConfig) -> Outcome:
         _prepare(config)
         specs = check_wiring(config)
         if config.queue.uri is not None:
-            check_server(config.queue.uri, list(specs), overwrite=config.overwrite)
+            shown = config.queue.credentials
+            credentials = None if shown is None else Path(shown)
+            check_server(config.queue.uri, list(specs), overwrite=config.overwrite, credentials=credentials)
     except BaseException:
         release_run_dir(run_dir)
         raise

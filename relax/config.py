@@ -120,6 +120,9 @@ class QueueConfig:
     uri: str | None = None
     """grpc://host:port of a running server, whose tables of this run are dropped when it ends well; absent: the run
     starts its own."""
+    credentials: str | None = None
+    """Directory of the token and certificate that the whole run shows to the server at `uri`, which must then be
+    grpc+tls://host:port; absent: none."""
     capacity_bytes: int = 1 << 30
     """Most bytes a table may keep."""
     lease_s: float = 120.0
@@ -202,6 +205,8 @@ class RunConfig:
     staleness_policy: str = "pace"
     """`pace`: wait so that no row grows too old; `drop`: count and drop what did; `mask`: train on it without its stale
     tokens; `reweight`: train on it, its stale tokens under a truncated importance weight."""
+    security: bool = False
+    """`on`: queue and control plane with keys of this run, made under `security/` in its directory."""
     progress: str = "auto"
     """`live` display, `plain` lines, or `auto`: live on a terminal."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -266,6 +271,15 @@ class RunConfig:
                 f"queue.journal: must be off with queue.uri, got both; that server keeps its own: {self.queue.uri}"
             )
         check_staleness(self.algorithm, self.max_staleness)
+        if self.queue.credentials is not None and self.queue.uri is None:
+            raise ConfigError(
+                "queue.credentials: must come with queue.uri, got none; a queue of the run has its own"
+            )
+        if self.security and self.queue.uri is not None and self.queue.credentials is None:
+            raise ConfigError(
+                f"security: must come with queue.credentials for the server at queue.uri={self.queue.uri}, got none; "
+                "python -m flight keys makes some"
+            )
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

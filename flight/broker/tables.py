@@ -88,14 +88,14 @@ class BrokerTables(BrokerCore):
             return self._ledger.table(name).spec
 
     def held_by(self, member: str) -> list[tuple[str, str, str]]:
-        """Return (table, consumer, lease) of all leases of a member."""
+        """Return (table, consumer, lease) of all leases of a member, under whichever principal's name."""
         with self._locked():
             return [
                 (name, cursor.name, lease.lease_id)
                 for name, table in self._ledger.tables.items()
                 for cursor in table.cursors.values()
                 for lease in cursor.leases.values()
-                if lease.member == member
+                if lease.member == member or lease.member.endswith(f"/{member}")
             ]
 
     def forget_lease(self, name: str, consumer: str, lease_id: str) -> None:

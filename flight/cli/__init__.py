@@ -1,7 +1,7 @@
 """The command line: run a queue server, look into one while a job uses it, and feed, drain or change its tables.
 
 Exit codes: 0 well, 1 another failure, 2 wrong usage or request, 3 no server at the address, 4 no such table, 5 not
-within the deadline, 6 data do not fit the table, 130 interrupted.
+within the deadline, 6 data do not fit the table, 7 not allowed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 
 import typer
 
-from flight.cli import changing, following, keeping, looking, serving
+from flight.cli import changing, following, keeping, keying, looking, serving
 
 SERVER, LOOK, CHANGE, KEEP = "Run", "Look (no row is consumed)", "Change", "Keep"
 
 COMMANDS: tuple[tuple[str, str, Callable[..., None], str], ...] = (
     ("serve", SERVER, serving.serve, "serve --config conf/tables.yaml"),
+    ("keys", SERVER, keying.keys, "keys keys --host 127.0.0.1"),
     ("ls", LOOK, looking.list_tables, "ls --uri grpc://127.0.0.1:8815"),
     ("schema", LOOK, looking.schema, "schema rollouts"),
     ("head", LOOK, looking.head, "head rollouts -n 2 --columns modality,reward"),
@@ -43,7 +44,7 @@ app = typer.Typer(
     name="flight",
     help="TransferQueue: typed tables on an Arrow Flight server.",
     epilog="Exit codes: 0 well, 1 another failure, 2 wrong usage or request, 3 no server, 4 no such table, "
-    "5 deadline passed, 6 data do not fit, 130 interrupted.",
+    "5 deadline passed, 6 data do not fit, 7 not allowed, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

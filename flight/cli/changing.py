@@ -14,7 +14,18 @@ from typing import Annotated, Any
 
 import typer
 
-from flight.cli.terminal import LOCAL, Deadline, Json, Name, Uri, connected, exit_codes, names, print_json
+from flight.cli.terminal import (
+    LOCAL,
+    Credentials,
+    Deadline,
+    Json,
+    Name,
+    Uri,
+    connected,
+    exit_codes,
+    names,
+    print_json,
+)
 from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError
 from flight.files.file_rows import FileRows
 from flight.files.table_config import load_tables
@@ -28,6 +39,7 @@ def create(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file only; needs no server.")] = False,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Create the tables that a YAML file declares; those that are there already must be the same."""
@@ -35,7 +47,7 @@ def create(
         with exit_codes():
             specs = load_tables(config)
     else:
-        with connected(uri) as client:
+        with connected(uri, credentials) as client:
             specs = load_tables(config, known_tables=client.list_tables())
             for spec in specs:
                 client.create_table(spec)
@@ -59,6 +71,7 @@ def put(
     ] = False,
     deadline_s: Deadline = 30.0,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Put the rows of a file; nothing is put unless the whole file fits. Repeating it is harmless.
@@ -67,7 +80,7 @@ def put(
     attempt of an exported file are left out.
     """
     num_rows = num_duplicates = 0
-    with connected(uri) as client, _as_file(file) as path:
+    with connected(uri, credentials) as client, _as_file(file) as path:
         is_stdin = path != file
         rows = FileRows(
             path=path,
@@ -117,17 +130,25 @@ def seal(
         typer.Option(min=0, help="Rows in all after which none comes; none from now on if left out."),
     ] = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Declare the end of a table: consumers learn it once they have taken what is there."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         client.seal(table, expected_rows)
     _say({"table": table, "expected_rows": expected_rows}, f"{table} is sealed", as_json=as_json)
 
 
-def drain(table: Name, *, deadline_s: Deadline = 300.0, uri: Uri = LOCAL, as_json: Json = False) -> None:
+def drain(
+    table: Name,
+    *,
+    deadline_s: Deadline = 300.0,
+    uri: Uri = LOCAL,
+    credentials: Credentials = None,
+    as_json: Json = False,
+) -> None:
     """Seal a table and wait until its consumers have finished every row; exit code 5 if they do not in time."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         client.seal(table)
         end = time.monotonic() + deadline_s
         while (left := _unfinished(client.stats(table))) and time.monotonic() < end:
@@ -161,10 +182,11 @@ def requeue(
     *,
     uids: Annotated[str | None, typer.Option(help="Uids, separated by commas; all if left out.")] = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Make dead letters ready again: rows that a consumer was given too often without finishing them."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         num_rows = client.requeue(table, consumer, names(uids))
     facts = {"table": table, "consumer": consumer, "rows": num_rows}
     _say(facts, f"{num_rows} rows of {table} are ready again for {consumer}", as_json=as_json)
@@ -175,10 +197,11 @@ def set_max_staleness(
     max_staleness: Annotated[int, typer.Argument(min=0, help="Policy versions; 0 is on-policy.")],
     *,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Change the staleness bound of a table while it is in use."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         client.set_max_staleness(table, max_staleness)
         bound = client.stats(table)["staleness"]
     facts = {key: bound[key] for key in ("max_staleness", "bound_rows", "outstanding")}
@@ -193,17 +216,21 @@ def set_max_staleness(
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def truncate(table: Name, *, yes: Yes = False, uri: Uri = LOCAL, as_json: Json = False) -> None:
+def truncate(
+    table: Name, *, yes: Yes = False, uri: Uri = LOCAL, credentials: Credentials = None, as_json: Json = False
+) -> None:
     """Remove all rows of a table; it may be filled anew."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         _confirm("truncate", table, client.stats(table)["rows"], yes)
         num_rows = client.truncate_table(table)
     _say({"table": table, "rows": num_rows}, f"{num_rows} rows of {table} are removed", as_json=as_json)
 
 
-def drop(table: Name, *, yes: Yes = False, uri: Uri = LOCAL, as_json: Json = False) -> None:
+def drop(
+    table: Name, *, yes: Yes = False, uri: Uri = LOCAL, credentials: Credentials = None, as_json: Json = False
+) -> None:
     """Remove a table and its rows; calls that wait on it end with an error."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         num_rows = client.stats(table)["rows"]
         _confirm("drop", table, num_rows, yes)
         client.drop_table(table)

@@ -18,6 +18,7 @@ from flight.cli.cells import shorten_rows
 from flight.cli.terminal import (
     LOCAL,
     Columns,
+    Credentials,
     Json,
     Name,
     Uri,
@@ -50,10 +51,11 @@ def watch(
     ] = 1.0,
     count: Annotated[int | None, typer.Option(min=1, help="End after so many refreshes.")] = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Watch rows, consumers and rates live until Ctrl-C; with --json one line a refresh."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         for name in tables or ():
             client.describe(name)
         with closing(client.watch_ticks(interval_s=interval_s, tables=tables or None)) as ticks:
@@ -100,6 +102,7 @@ def tail(
     interval_s: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")] = 0.5,
     deadline_s: Annotated[float | None, typer.Option(min=0, help="Give up after so many seconds.")] = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Print new rows as they come, one a line, until the table is sealed; long values are shortened.
@@ -107,7 +110,7 @@ def tail(
     Columns that another writer adds later may still be empty. A row that all consumers finish between two looks is
     not seen.
     """
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         num_seen = 0
         for rows in _new_rows(client, table, names(columns), num_rows, interval_s, deadline_s):
             for row in shorten_rows(rows if count is None else rows.slice(0, count - num_seen)):

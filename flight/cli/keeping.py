@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from flight.cli.terminal import Deadline, Json, connected, escape, exit_codes, format_bytes, print_json
+from flight.cli.terminal import (
+    Credentials,
+    Deadline,
+    Json,
+    connected,
+    escape,
+    exit_codes,
+    format_bytes,
+    print_json,
+)
 from flight.journal.fsck import Report
 from flight.journal.fsck import fsck as check_directory
 from flight.journal.transfer import restore_directory, snapshot_directory, write_whole
@@ -61,12 +70,13 @@ def snapshot(
     ],
     file: Annotated[Path, typer.Argument(help="File to write.")],
     *,
+    credentials: Credentials = None,
     deadline_s: Deadline = 300.0,
     as_json: Json = False,
 ) -> None:
     """Write all tables, with rows, leases and counters, into one file. The queue goes on."""
     if "://" in source:
-        with connected(source, deadline_s=deadline_s) as client:
+        with connected(source, credentials, deadline_s=deadline_s) as client:
             num_bytes = write_whole(file, client.snapshot(deadline_s=deadline_s))
     else:
         with exit_codes():

@@ -12,6 +12,7 @@ from flight.cli.cells import shorten_rows
 from flight.cli.terminal import (
     LOCAL,
     Columns,
+    Credentials,
     Deadline,
     Json,
     Name,
@@ -30,9 +31,9 @@ Output = Annotated[
 ]
 
 
-def list_tables(uri: Uri = LOCAL, as_json: Json = False) -> None:
+def list_tables(uri: Uri = LOCAL, credentials: Credentials = None, as_json: Json = False) -> None:
     """List the tables with their rows, bytes and waiting consumers."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         stats = client.stats()
     if as_json:
         print_json(stats)
@@ -58,9 +59,9 @@ def list_tables(uri: Uri = LOCAL, as_json: Json = False) -> None:
     )
 
 
-def schema(table: Name, uri: Uri = LOCAL, as_json: Json = False) -> None:
+def schema(table: Name, uri: Uri = LOCAL, credentials: Credentials = None, as_json: Json = False) -> None:
     """Show the columns of a table with type, unit, shape, writer and meaning."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         spec = client.describe(table)
     rows = [
         (c.name, str(c.type), c.unit, c.shape, c.writer, "yes" if c.nullable else "no", c.meaning)
@@ -87,10 +88,11 @@ def head(
         bool, typer.Option("--dead", help="Only dead letters, with consumer, attempts and reason.")
     ] = False,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Show a few rows; long values are shortened."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         found = client.read(
             table,
             columns=names(columns),
@@ -116,10 +118,11 @@ def stats(
         typer.Argument(help="Name of a table; all if left out.", autocompletion=complete_table),
     ] = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Show counts, consumers, leases and the staleness bound."""
-    with connected(uri) as client:
+    with connected(uri, credentials) as client:
         found = client.stats() if table is None else {table: client.stats(table)}
         owners = client.storage_servers() if table is None else []
     if as_json:
@@ -138,10 +141,11 @@ def sql(
     output: Output = None,
     deadline_s: Deadline = 30.0,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Ask the live tables in SQL (DuckDB); the rows stay where they are."""
-    with connected(uri, deadline_s=deadline_s) as client:
+    with connected(uri, credentials, deadline_s=deadline_s) as client:
         if output is not None:
             check_suffix(output)
         answer = client.sql(query)
@@ -164,10 +168,11 @@ def export(
     *,
     columns: Columns = None,
     uri: Uri = LOCAL,
+    credentials: Credentials = None,
     as_json: Json = False,
 ) -> None:
     """Write the rows of a table to a Parquet or Arrow file that pandas and polars read."""
-    with connected(uri, deadline_s=600.0) as client:
+    with connected(uri, credentials, deadline_s=600.0) as client:
         check_suffix(file)
         rows = client.read(table, columns=names(columns))
         write_table(rows, file)

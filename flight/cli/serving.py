@@ -38,6 +38,17 @@ JournalLimit = Annotated[
     int | None, typer.Option(min=1, help="Disk that the journal may use; no bound if left out.")
 ]
 
+SpillDir = Annotated[
+    Path | None, typer.Option(help="Directory for the oldest values of tables with `spill`.")
+]
+Keys = Annotated[
+    Path | None, typer.Option(help="Directory made by `keys`: TLS, and only its principals may call.")
+]
+MutualTls = Annotated[bool, typer.Option(help="With --keys: ask callers for their certificates, too.")]
+AllowInsecure = Annotated[
+    bool, typer.Option("--allow-insecure", help="Listen beyond loopback without keys, in a closed network.")
+]
+
 
 def serve(
     *,
@@ -53,9 +64,7 @@ def serve(
     capacity_bytes: Annotated[
         int | None, typer.Option(min=1, help="Bytes that all tables together may hold; no bound if left out.")
     ] = None,
-    spill_dir: Annotated[
-        Path | None, typer.Option(help="Directory for the oldest values of tables with `spill`.")
-    ] = None,
+    spill_dir: SpillDir = None,
     journal: Journal = None,
     journal_limit_bytes: JournalLimit = None,
     put_idle_s: Annotated[
@@ -72,6 +81,9 @@ def serve(
     location: Location = "",
     memory_bytes: MemoryBytes = StorageOptions.memory_bytes,
     drain_s: DrainS = DRAIN_S,
+    keys: Keys = None,
+    mutual_tls: MutualTls = True,
+    allow_insecure: AllowInsecure = False,
 ) -> None:
     """Run a server; its first line of output is its address. Ctrl-C or SIGTERM ends it.
 
@@ -79,11 +91,7 @@ def serve(
     """
     with exit_codes():
         if storage is not None:
-            if config is not None or journal is not None:
-                raise InvalidRequestError(
-                    f"serve: config and journal must be left out with --storage, got {config or journal}; "
-                    "the coordinator has the tables"
-                )
+            _check_storage(config or journal, keys)
             options = StorageOptions(
                 coordinator=address(storage),
                 host=host,
@@ -97,6 +105,7 @@ def serve(
                 drain_s=drain_s,
                 uri_file=uri_file,
                 parent_pid=parent_pid,
+                allow_insecure=allow_insecure,
             )
             code = serve_storage(options, announce=_print_json if as_json else _print_line)
             os._exit(code)
@@ -115,9 +124,24 @@ def serve(
             announce=_print_json if as_json else _print_line,
             shared_memory_bytes=shared_memory_bytes if shared_memory else 0,
             journal=_journal_settings(found.journal, journal, journal_limit_bytes),
+            keys=keys,
+            mutual_tls=mutual_tls,
+            allow_insecure=allow_insecure,
         )
         # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
         os._exit(code)
+
+
+def _check_storage(tables: Path | None, keys: Path | None) -> None:
+    if tables is not None:
+        raise InvalidRequestError(
+            f"serve: config and journal must be left out with --storage, got {tables}; "
+            "the coordinator has the tables"
+        )
+    if keys is not None:
+        raise InvalidRequestError(
+            f"serve: keys must be left out with --storage, got {keys}; storage servers have no keys yet"
+        )
 
 
 def _journal_settings(

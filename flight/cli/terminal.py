@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,12 +17,14 @@ from rich.table import Table
 
 from flight.client import QueueClient
 from flight.errors import (
+    AccessDeniedError,
     CapacityError,
     DeadlineExceededError,
     FlightQueueError,
     InvalidRequestError,
     SchemaMismatchError,
     TableNotFoundError,
+    UnauthenticatedError,
     UnavailableError,
 )
 
@@ -38,6 +41,8 @@ EXIT_CODES: tuple[tuple[type[FlightQueueError], int], ...] = (
     (DeadlineExceededError, 5),
     (SchemaMismatchError, 6),
     (CapacityError, 6),
+    (UnauthenticatedError, 7),
+    (AccessDeniedError, 7),
 )
 INTERRUPTED = 130
 
@@ -46,7 +51,10 @@ def complete_table(context: typer.Context, incomplete: str) -> list[str]:
     """Return the tables that a half-typed name may mean; nothing if no server answers soon."""
     try:
         with QueueClient(
-            address(context.params.get("uri") or LOCAL), identity="completion", deadline_s=0.5
+            address(context.params.get("uri") or LOCAL),
+            identity="completion",
+            deadline_s=0.5,
+            credentials=context.params.get("credentials"),
         ) as client:
             return [name for name in client.list_tables() if name.startswith(incomplete)]
     except FlightQueueError:
@@ -54,6 +62,10 @@ def complete_table(context: typer.Context, incomplete: str) -> list[str]:
 
 
 Uri = Annotated[str, typer.Option(help="Address of the server.")]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Directory with the token and certificate to show, made by `keys`."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Name = Annotated[
     str,
@@ -64,11 +76,16 @@ Deadline = Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")
 
 
 @contextmanager
-def connected(uri: str, *, deadline_s: float = CALL_DEADLINE_S) -> Iterator[QueueClient]:
+def connected(
+    uri: str, credentials: Path | None = None, *, deadline_s: float = CALL_DEADLINE_S
+) -> Iterator[QueueClient]:
     """Connect to a server; what goes wrong inside becomes one line on stderr and an exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what gRPC has to say of a handshake is in our error
     with (
         exit_codes(),
-        QueueClient(address(uri), identity=f"cli-{os.getpid()}", deadline_s=deadline_s) as client,
+        QueueClient(
+            address(uri), identity=f"cli-{os.getpid()}", deadline_s=deadline_s, credentials=credentials
+        ) as client,
     ):
         yield client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -10,6 +11,7 @@ import pyarrow.flight as paflight
 
 from flight import messages as m
 from flight.client.connection import Connection, within
+from flight.client.credentials import Credentials
 from flight.client.owners import Owners
 from flight.client.patience import PATIENCE_S
 from flight.client.sharing import SharedMemory
@@ -17,6 +19,8 @@ from flight.client.sharing import SharedMemory
 
 class ClientCalls:
     """Connects on first use. `identity` names this process in the server's statistics and errors.
+
+    `credentials` is a directory of what to show to the server and what to trust, see `flight.client.credentials`.
 
     With `shared_memory`, tables that lie in the memory of a server on this host are mapped, not copied: they are
     read-only, and valid as long as any view of them is alive. `patience_s` is how long a call waits for a server that
@@ -31,11 +35,13 @@ class ClientCalls:
         deadline_s: float = 30.0,
         shared_memory: bool = True,
         patience_s: float = PATIENCE_S,
+        credentials: Path | None = None,
     ) -> None:
         self.uri = uri
         self.identity = identity
         self.deadline_s = deadline_s
-        self._connection = Connection(uri, patience_s=patience_s)
+        loaded = None if credentials is None else Credentials.load(credentials)
+        self._connection = Connection(uri, loaded, patience_s=patience_s)
         self._shared = SharedMemory(identity, is_on=shared_memory)
         self._owners = Owners(identity, shared_memory=shared_memory, act=self._act, read=self._read_whole)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -27,15 +27,17 @@ from flight import messages as m
 from flight import stream_messages as sm
 from flight.broker import Broker, ReadRequest, TakeAnswer, Wait
 from flight.data.store import cut
-from flight.errors import InvalidRequestError, OverloadedError
+from flight.errors import InvalidRequestError
 from flight.schema import TableSpec
 from flight.server import watching
-from flight.server.description import described_schema
+from flight.server.admission import Admission, Caller
+from flight.server.description import bare_errors, described_schema
 from flight.server.finishing import check_lease, finish, finishing_actions
 from flight.server.guard import CallGuard, next_chunk
-from flight.server.idle import PutWatch
+from flight.server.idle import PutWatch, StreamLimit
 from flight.server.open_streams import PutStreamSession, TakeStreamSession
-from flight.server.plans import to_fetch, to_message, to_order
+from flight.server.plans import make_plan, to_fetch
+from flight.server.protection import Protection
 from flight.server.putting import add_batch, put_shared, sum_up
 from flight.server.snapshots import SNAPSHOT_SCHEMA, keeping_actions, snapshot_pieces
 from flight.server.sql import SqlEngine
@@ -67,15 +69,17 @@ class QueueServer(paflight.FlightServerBase):
         tables: Sequence[TableSpec] = (),
         puts: PutWatch | None = None,
         shared: SharedMemoryHost | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self._shared = shared
         self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         for spec in tables:
             self._broker.create_table(spec, exist_ok=self._broker.remembers)
         self._guard = CallGuard()
+        self._admit = Admission(protection.guard if protection else None, self._broker).admit
         self._relay = Relay(self._broker)
         self._sql = SqlEngine(self._broker)
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._stream = StreamLimit(MAX_STREAMS).open
         self._stopping = threading.Event()
         self._actions: dict[str, Callable[[Any], Any]] = {
             "ping": lambda _: {"tables": len(self._broker.list_tables()), "v": m.PROTOCOL_VERSION},
@@ -91,7 +95,7 @@ class QueueServer(paflight.FlightServerBase):
         self._broker.relay = self._relay.whole
         self._puts = puts or PutWatch()
         self._puts.start()
-        super().__init__(location)
+        super().__init__(location, **(protection.options() if protection else {}))
 
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls, wake those that wait, and wait up to `grace_s` for them; return whether all have ended.
@@ -118,7 +122,8 @@ class QueueServer(paflight.FlightServerBase):
         """Add batches to a table, acknowledging each, or all at the end."""
         with self._call("put"), self._puts.open(context.peer()) as put:
             command = _put_command(descriptor)
-            wait = self._wait(context, command.deadline_s)
+            caller = self._admit(context, command)
+            wait, reader = self._wait(caller, command.deadline_s), caller.reader(reader)
             acks: list[m.PutAck] = []
             while (chunk := next_chunk(reader, put)) is not None:
                 if chunk.data is None:
@@ -140,26 +145,28 @@ class QueueServer(paflight.FlightServerBase):
         """Take or read rows."""
         with self._call("get"):
             request: m.GetTicket = m.decode(ticket.ticket, m.GetTicket, what="ticket")
+            caller = self._admit(context, request)
             if isinstance(request, m.ReadTicket):
                 is_dead = request.state == "dead"
                 return self._rows(
                     read_dead(self._broker, request) if is_dead else self._read(request), request
                 )
             if isinstance(request, m.WatchTicket):
-                return paflight.GeneratorStream(watching.SCHEMA, self._watch(context, request))
+                return paflight.GeneratorStream(watching.SCHEMA, self._watch(caller, request))
             if isinstance(request, m.SnapshotTicket):
                 pieces = self._streamed("snapshot", snapshot_pieces(self._broker))
                 return paflight.GeneratorStream(SNAPSHOT_SCHEMA, pieces)
             if isinstance(request, m.SqlTicket):
-                self._wait(context, request.deadline_s)
+                self._wait(caller, request.deadline_s)
+                tables = caller.visible("read", self._broker.list_tables())
                 rows = self._sql.query(
-                    request.query, max_rows=request.max_rows, deadline_s=request.deadline_s
+                    request.query, tables, max_rows=request.max_rows, deadline_s=request.deadline_s
                 )
                 return self._rows(rows, request)
             if isinstance(request, m.FetchTicket):
                 found = self._broker.fetch(request.table, to_fetch(request), is_direct=request.endpoints)
                 return self._rows(found, request)
-            wait = self._wait(context, request.deadline_s)
+            wait = self._wait(caller, request.deadline_s)
             if request.ack is not None:
                 finish(self._broker, request.table, request.consumer, request.ack)
             answer = self._take(request, wait)
@@ -184,11 +191,13 @@ class QueueServer(paflight.FlightServerBase):
         """Push rows to a subscriber, or answer puts or takes, until the client closes the stream."""
         with self._call("exchange"), self._stream():
             request = m.decode(descriptor.command or b"", sm.Exchange, what="stream descriptor")
+            caller = self._admit(context, request)
+            host, reader = caller.memory(self._shared), caller.reader(reader)
             if isinstance(request, sm.Subscribe):
-                serve_subscription(self._broker, self._shared, request, reader, writer, context)
+                serve_subscription(self._broker, host, request, reader, writer, caller)
                 return
             make = PutStreamSession if isinstance(request, sm.PutStream) else TakeStreamSession
-            session = make(self._broker, self._shared, request, partial(self._wait, context))
+            session = make(self._broker, host, request, partial(self._wait, caller))
             session.serve(reader, writer, self._puts, context.peer())
 
     def do_action(self, context: paflight.ServerCallContext, action: paflight.Action) -> Iterator[bytes]:
@@ -198,19 +207,22 @@ class QueueServer(paflight.FlightServerBase):
                 raise InvalidRequestError(f"action: type must be one of {list(ACTIONS)}, got {action.type!r}")
             body = action.body.to_pybytes() or b"{}"
             request = m.decode(body, ACTIONS[action.type][0], what=f"action {action.type}")
+            caller = self._admit(context, request, action.type)
             if isinstance(request, m.PlanRequest):
-                answer = m.encode(self._plan(request, self._wait(context, request.deadline_s)))
+                answer = m.encode(make_plan(self._broker, request, self._wait(caller, request.deadline_s)))
             elif isinstance(request, m.PutShared):
-                wait = self._wait(context, request.deadline_s)
-                answer = m.encode(put_shared(self._broker, self._shared, request, wait))
+                wait = self._wait(caller, request.deadline_s)
+                answer = m.encode(put_shared(self._broker, caller.memory(self._shared), request, wait))
             elif isinstance(request, StorageBeat):
-                answer = m.encode(self._broker.beat(request, self._wait(context, request.deadline_s)))
+                answer = m.encode(self._broker.beat(request, self._wait(caller, request.deadline_s)))
             else:
-                answer = m.encode(self._actions[action.type](request))
+                answer = m.encode(caller.answer(self._actions, action.type, request))
         return iter([answer])
 
     def list_actions(self, context: paflight.ServerCallContext) -> list[tuple[str, str]]:
         """Return the actions and what they do."""
+        with self._call("list actions"):
+            self._admit(context, m.Request(), "list_actions")
         return [(name, what) for name, (_, what) in ACTIONS.items()]
 
     def list_flights(
@@ -218,7 +230,8 @@ class QueueServer(paflight.FlightServerBase):
     ) -> Iterator[paflight.FlightInfo]:
         """Describe every table; `criteria` is ignored."""
         with self._call("list"):
-            infos = [self._info(name) for name in self._broker.list_tables()]
+            caller = self._admit(context, m.Request(), "list_flights")
+            infos = [self._info(name) for name in caller.visible("look", self._broker.list_tables())]
         return iter(infos)
 
     def get_flight_info(
@@ -226,13 +239,15 @@ class QueueServer(paflight.FlightServerBase):
     ) -> paflight.FlightInfo:
         """Describe the table that the descriptor's path names; its endpoint's ticket reads all rows."""
         with self._call("info"):
+            self._admit(context, m.TableRequest(table=_path(descriptor)), "get_flight_info")
             return self._info(_path(descriptor))
 
     def get_schema(
         self, context: paflight.ServerCallContext, descriptor: paflight.FlightDescriptor
     ) -> paflight.SchemaResult:
         """Return the Arrow schema of the table that the descriptor's path names."""
-        with self._call("schema"):
+        with bare_errors(), self._call("schema"):
+            self._admit(context, m.TableRequest(table=_path(descriptor)), "get_schema")
             return paflight.SchemaResult(described_schema(self._broker.describe(_path(descriptor))))
 
     # ---- parts ------------------------------------------------------------------------------------------------
@@ -256,22 +271,16 @@ class QueueServer(paflight.FlightServerBase):
         )
         return self._broker.take(request.table, take, request.columns, wait, is_direct=request.endpoints)
 
-    def _plan(self, request: m.PlanRequest, wait: Wait) -> m.PlanAnswer:
-        lease_s = check_lease(request.lease_s)
-        answer = self._broker.plan(
-            request.table, to_order(request), lease_s=lease_s, member=request.identity, wait=wait
-        )
-        return to_message(answer)
-
-    def _watch(self, context: paflight.ServerCallContext, request: m.WatchTicket) -> Iterator[pa.RecordBatch]:
+    def _watch(self, caller: Caller, request: m.WatchTicket) -> Iterator[pa.RecordBatch]:
         """Check the request now, and yield ticks while the stream is read."""
-        deadline = self._wait(context, request.deadline_s).deadline
+        deadline = self._wait(caller, request.deadline_s).deadline
         found = watching.ticks(
             self._broker,
             request.tables,
             interval_s=watching.check_interval(request.interval_s),
             deadline=deadline,
-            pause=lambda seconds: not self._stopping.wait(seconds) and not context.is_cancelled(),
+            pause=lambda seconds: not self._stopping.wait(seconds) and not caller.is_cancelled(),
+            visible=partial(caller.visible, "read"),
         )
         for name in request.tables or ():
             self._broker.describe(name)
@@ -282,17 +291,6 @@ class QueueServer(paflight.FlightServerBase):
         """Yield what is found while the stream is read."""
         with self._call(what), self._stream():
             yield from found
-
-    @contextmanager
-    def _stream(self) -> Iterator[None]:
-        if not self._streams.acquire(blocking=False):
-            raise OverloadedError(
-                f"server: open streams must be at most {MAX_STREAMS}, got one more; close some"
-            )
-        try:
-            yield
-        finally:
-            self._streams.release()
 
     def _read(self, request: m.ReadTicket) -> pa.Table:
         if request.max_rows is not None and request.max_rows < 0:
@@ -320,12 +318,12 @@ class QueueServer(paflight.FlightServerBase):
         descriptor = paflight.FlightDescriptor.for_path(name)
         return paflight.FlightInfo(described_schema(spec), descriptor, endpoints, num_rows, num_bytes)
 
-    def _wait(self, context: paflight.ServerCallContext, deadline_s: float) -> Wait:
+    def _wait(self, caller: Caller, deadline_s: float) -> Wait:
         if not 0 <= deadline_s <= MAX_DEADLINE_S:
             raise InvalidRequestError(
                 f"request: deadline_s must be from 0 to {MAX_DEADLINE_S:.0f}, got {deadline_s}"
             )
-        return Wait(deadline=self._broker.clock() + deadline_s, is_gone=context.is_cancelled)
+        return Wait(deadline=self._broker.clock() + deadline_s, is_gone=caller.is_cancelled)
 
     def _call(self, what: str) -> AbstractContextManager[None]:
         """Count a call and turn what goes wrong in it into what may cross the wire."""

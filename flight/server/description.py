@@ -6,6 +6,8 @@ one key a field, each value a small JSON text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 
 import msgspec
@@ -24,3 +26,20 @@ def described_schema(spec: TableSpec) -> pa.Schema:
         if part.compare and part.name not in _NOT_NOTED
     }
     return spec.arrow_schema().with_metadata({"table": spec.name} | notes)
+
+
+@contextmanager
+def bare_errors() -> Iterator[None]:
+    """Keep tracebacks from the wire: those of GetSchema alone would be in the error's details (pyarrow 26)."""
+    try:
+        yield
+    except Exception as error:
+        raise GetSchemaError(str(error)) from None
+
+
+class GetSchemaError(Exception):
+    """An error that Arrow can name but not print."""
+
+    @property
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+        raise AttributeError("a bare error tells nothing of where it was raised")

@@ -92,6 +92,8 @@ def next_chunk(
             return reader.read_chunk()
         except StopIteration:
             return None
+        except FlightQueueError:  # Some of ours are OSErrors, too.
+            raise
         except OSError as error:  # Arrow's word for a message that it cannot read.
             raise InvalidRequestError(
                 f"{idle.what}: data must be a valid Arrow stream, got: {first_line(error)}"

@@ -31,6 +31,30 @@ IDLE_S = 600.0
 LOG = structlog.get_logger("flight.server.idle")
 
 
+class StreamLimit:
+    """Counts open streams of one kind. Thread-safe."""
+
+    def __init__(self, max_streams: int) -> None:
+        self._max_streams = max_streams
+        self._left = threading.BoundedSemaphore(max_streams)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Count a stream while it is open.
+
+        Raises:
+            OverloadedError: there are too many already.
+        """
+        if not self._left.acquire(blocking=False):
+            raise OverloadedError(
+                f"server: open streams must be at most {self._max_streams}, got one more; close some"
+            )
+        try:
+            yield
+        finally:
+            self._left.release()
+
+
 class OpenPut:
     """One put, or one open stream. While `silent_since` is set, the server waits for its caller."""
 

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from flight import messages as m
+from flight.broker import Broker, Wait
 from flight.broker.plans import FetchRequest, PlanAnswer
+from flight.server.finishing import check_lease
 from flight.state.plan import SplitRules
 from flight.state.plan_book import PlanOrder
+
+
+def make_plan(broker: Broker, request: m.PlanRequest, wait: Wait) -> m.PlanAnswer:
+    """Plan a step, or return its plan."""
+    lease_s = check_lease(request.lease_s)
+    answer = broker.plan(
+        request.table, to_order(request), lease_s=lease_s, member=request.identity, wait=wait
+    )
+    return to_message(answer)
 
 
 def to_order(request: m.PlanRequest) -> PlanOrder:

@@ -2,11 +2,14 @@
 
 On SIGTERM, SIGINT or the end of the process that it serves, the server refuses new calls, wakes those that wait, gives
 the rest `GRACE_S` seconds and exits. It does not call `shutdown()`, which hangs while any call is open (pyarrow 26).
+
+With keys, it looks every second whether its certificates have changed, and on SIGHUP takes them anew.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -26,10 +29,14 @@ from flight.journal.config import JournalConfig
 from flight.memory import keep_freed_memory
 from flight.schema import TableSpec
 from flight.server import QueueServer
+from flight.server.faces import Faces
 from flight.server.idle import IDLE_S, PutWatch
+from flight.server.protection import Protection, check_address
 from flight.shared.host import SharedMemoryHost
 
 GRACE_S = 3.0
+MAX_FILES = 1 << 20
+"""Descriptors that a server asks for at most; each connection has one."""
 
 LOG_STEPS: list[structlog.typing.Processor] = [
     structlog.processors.add_log_level,
@@ -54,16 +61,20 @@ def serve(
     announce: Callable[[str], None],
     shared_memory_bytes: int = 0,
     journal: JournalConfig | None = None,
+    keys: Path | None = None,
+    mutual_tls: bool = True,
+    allow_insecure: bool = False,
 ) -> int:
     """Serve until told to stop; returns the exit code. `announce` is called with the address once it answers.
 
     `tables` are there before the first call is. `capacity_bytes` bounds all tables together, `spill_dir` is where
     tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent,
     `shared_memory_bytes` how much memory clients of this host and user may share (0: none). With a `journal` the tables
-    of the server before are there, too.
+    of the server before are there, too. `keys` is a directory as `flight.security.keys` makes it, without which only
+    loopback addresses are listened on unless `allow_insecure`.
 
     Raises:
-        InvalidRequestError: there is no process `parent_pid`.
+        InvalidRequestError: there is no process `parent_pid`, or the keys or the address cannot be.
         JournalDamagedError: the journal does not hold what was written; the message says what to do.
         UnavailableError: the address cannot be listened on.
     """
@@ -74,6 +85,12 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     if parent_pid is not None:
         stop_with(parent_pid, stop)
+    check_address(host, is_protected=keys is not None, allow_insecure=allow_insecure)
+    _raise_file_limit()
+    protection = None if keys is None else Protection(keys, mutual_tls=mutual_tls)
+    # gRPC writes a line for each handshake that fails: whoever reaches the port could fill the log (pyarrow 26).
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    scheme = "grpc" if protection is None else "grpc+tls"
     spill = SpillDirectory(spill_dir) if spill_dir is not None else None
     prefix = f"{uuid.uuid4().hex[:8]}-"
     broker = (
@@ -81,31 +98,54 @@ def serve(
         if journal is None
         else JournaledBroker(journal, lease_prefix=prefix, capacity_bytes=capacity_bytes, spill=spill)
     )
+    puts, shared = PutWatch(idle_s=put_idle_s), open_shared_memory(shared_memory_bytes)
+
+    def listen(port: int, tables: Sequence[TableSpec] = ()) -> QueueServer:
+        address = f"{scheme}://{host}:{port}"
+        return QueueServer(address, broker, tables=tables, puts=puts, shared=shared, protection=protection)
+
     try:
-        server = QueueServer(
-            f"grpc://{host}:{port}",
-            broker,
-            tables=tables,
-            puts=PutWatch(idle_s=put_idle_s),
-            shared=open_shared_memory(shared_memory_bytes),
-        )
+        faces = Faces(listen(port, tables), listen)
     except (pa.ArrowException, OSError) as error:
         raise UnavailableError(f"serve: {host}:{port} must be free to listen on, got: {error}") from error
-    uri = f"grpc://{host}:{server.port}"
+    uri = f"{scheme}://{host}:{faces.port}"
     if uri_file is not None:
         write_whole(uri_file, uri + "\n")
     announce(uri)
-    # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
-    while not stop.wait(1.0):
-        pass
-    if not server.stop(GRACE_S):
+    _follow(faces, protection, stop)
+    if not faces.stop(GRACE_S):
         LOG.warning("calls were still open at the end", grace_s=GRACE_S)
+    if protection is not None:
+        protection.close()
     if uri_file is not None:
         uri_file.unlink(missing_ok=True)
     if spill is not None:
         spill.close()
     sys.stdout.flush()
     return 0
+
+
+def _follow(faces: Faces, protection: Protection | None, stop: threading.Event) -> None:
+    """Wait for the end, and renew the certificates when there are new ones."""
+    is_asked = threading.Event()
+    if protection is not None:
+        signal.signal(signal.SIGHUP, lambda *_: is_asked.set())
+    # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
+    while not stop.wait(1.0):
+        if protection is None:
+            continue
+        anew = is_asked.is_set()
+        is_asked.clear()
+        if protection.look(anew=anew) or not faces.is_listening:
+            faces.renew()
+
+
+def _raise_file_limit() -> None:
+    """Let this process have as many descriptors as it may: what others open must not keep its clients out."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if most == resource.RLIM_INFINITY else min(most, MAX_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def open_shared_memory(arena_bytes: int) -> SharedMemoryHost | None:

@@ -25,6 +25,7 @@ from flight.broker import Broker, TakeAnswer, Wait
 from flight.broker.pushing import Delivery
 from flight.data.sending import to_send
 from flight.errors import DeadlineExceededError, FlightQueueError, InvalidRequestError, LeaseLostError
+from flight.server.admission import Caller
 from flight.server.finishing import check_lease, finish
 from flight.server.idle import cut_connection
 from flight.server.open_streams import refused
@@ -53,9 +54,9 @@ def serve_subscription(
     request: sm.Subscribe,
     reader: paflight.MetadataRecordBatchReader,
     writer: paflight.MetadataRecordBatchWriter,
-    context: paflight.ServerCallContext,
+    caller: Caller,
 ) -> None:
-    """Serve a stream until its subscriber ends it.
+    """Serve a stream until its subscriber ends it, or may not have it any more.
 
     Raises:
         FlightQueueError: the subscription, or something said on it, cannot be.
@@ -70,11 +71,11 @@ def serve_subscription(
             writer.write_with_metadata(batch, metadata)
 
     session = Session(
-        broker, request, delivery=delivery, send=send, is_cancelled=context.is_cancelled, host=host
+        broker, request, delivery=delivery, send=send, is_cancelled=caller.is_cancelled, host=host
     )
     writer.begin(delivery.schema)
     session.open()
-    peer = context.peer()
+    peer = caller.peer()
     pusher = threading.Thread(
         target=session.push, args=(lambda: cut_connection(peer),), name=f"push-{request.table}", daemon=True
     )
@@ -247,6 +248,9 @@ class Session:
         Raises:
             DeadlineExceededError: the subscriber has been silent for too long.
         """
+        if self._is_cancelled():
+            self._ended = True
+            return
         now = self._broker.clock()
         beat_s = self._request.heartbeat_s
         if now - self._heard_s > SILENT_BEATS * beat_s:

@@ -119,15 +119,19 @@ def ticks(
     interval_s: float,
     deadline: float,
     pause: Callable[[float], bool],
+    visible: Callable[[Sequence[str]], Sequence[str]] = lambda names: names,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a tick at once and then every `interval_s`, until `deadline` (on the broker's clock).
 
-    `pause(seconds)` waits and returns whether to go on. A table that is not there is left out.
+    `pause(seconds)` waits and returns whether to go on. A table that is not there is left out, as is one that is not
+    `visible`.
     """
     meter = RateMeter()
     while True:
         now_s = broker.clock()
-        yield snapshot(_stats(broker, tables), meter, now_s=now_s, time=datetime.datetime.now(datetime.UTC))
+        found = _stats(broker, tables)
+        shown = {name: found[name] for name in visible(list(found))}
+        yield snapshot(shown, meter, now_s=now_s, time=datetime.datetime.now(datetime.UTC))
         due = now_s + interval_s
         while (left_s := min(due, deadline) - broker.clock()) > 0:
             if not pause(min(left_s, CHECK_CALLER_S)):

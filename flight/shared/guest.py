@@ -63,6 +63,7 @@ class Guest:
         self._poll.register(self._socket, select.POLLIN)
         if not wire.is_same_user(wire.peer_user(self._socket)):
             raise PermissionError(f"shared memory: {offer.socket_path} must be of this user")
+        self._socket.send(msgspec.json.encode(wire.Join(ticket=offer.ticket)))
         packet, descriptors, _, _ = socket.recv_fds(self._socket, wire.MAX_MESSAGE_BYTES, 1)
         welcome = wire.decode(packet, wire.Welcome)
         if welcome is None or not descriptors:

@@ -32,6 +32,12 @@ from flight.shared import layout, wire
 from flight.shared.arena import Arena, Slot
 
 DEFAULT_ARENA_BYTES = 1 << 30
+MAX_TICKETS = 1024
+"""Tickets that nobody has used yet; the oldest give way."""
+
+JOIN_S = 5.0
+"""Seconds that a new connection has to show its ticket."""
+
 PREFAULT_STEP_BYTES = 32 << 20
 MIN_PREFAULT_BYTES = 64 << 20
 
@@ -74,6 +80,7 @@ class SharedMemoryHost:
         self._arena = Arena(arena_bytes)
         self._lock = threading.Lock()
         self._guests: dict[str, _Guest] = {}
+        self._tickets: deque[str] = deque(maxlen=MAX_TICKETS)
         self._let_go: deque[int] = deque()
         self._has_warned = False
         self._made_bytes = 0
@@ -105,12 +112,15 @@ class SharedMemoryHost:
             _hang_up(guest.connection)
 
     def offer(self) -> m.SharedMemoryOffer:
-        """Return where clients of this host may connect, and what the arena holds now."""
+        """Return where a client of this host may connect and its ticket, and what the arena holds now."""
+        ticket = secrets.token_hex(16)
         with self._lock:
             self._catch_up()
+            self._tickets.append(ticket)
             return m.SharedMemoryOffer(
                 boot_id=wire.boot_id(),
                 socket_path=str(self.path),
+                ticket=ticket,
                 arena_bytes=self._arena.capacity_bytes,
                 used_bytes=self._arena.used_bytes,
                 num_slots=len(self._arena),
@@ -255,7 +265,25 @@ class SharedMemoryHost:
                 target=self._serve, args=(connection,), name="shared-memory-client", daemon=True
             ).start()
 
+    def _is_invited(self, connection: socket.socket) -> bool:
+        """Return whether a new connection shows a ticket; it is used up then."""
+        try:
+            connection.settimeout(JOIN_S)
+            message = wire.decode(connection.recv(wire.MAX_MESSAGE_BYTES), wire.Join)
+            connection.settimeout(None)
+        except OSError:
+            return False
+        with self._lock:
+            if message is None or message.ticket not in self._tickets:
+                LOG.warning("a process without a ticket was refused shared memory")
+                return False
+            self._tickets.remove(message.ticket)
+            return True
+
     def _serve(self, connection: socket.socket) -> None:
+        if not self._is_invited(connection):
+            connection.close()
+            return
         guest = _Guest(connection)
         with self._lock:
             self._guests[guest.name] = guest

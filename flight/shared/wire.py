@@ -1,7 +1,8 @@
 """What the Unix socket of shared memory says, whom it lets in, and which host this is. No state.
 
-On accept the server sends `Welcome` with the arena's descriptor. Then the client sends `Allocate`, answered by
-`Allocated`, and `Free`, which is not answered. One message a packet, JSON.
+The client sends `Join` with the ticket that a Flight call gave it, and the server answers `Welcome` with the arena's
+descriptor. Then the client sends `Allocate`, answered by `Allocated`, and `Free`, which is not answered. One message a
+packet, JSON.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ BLOCK_GRANTS = 1 << 40
 _CREDENTIALS = struct.Struct("3i")
 
 
+class Join(msgspec.Struct, kw_only=True):
+    """First packet of the client. A ticket lets one client in, once."""
+
+    ticket: str
+
+
 class Welcome(msgspec.Struct, kw_only=True):
-    """First packet of the server; the arena's descriptor comes with it."""
+    """The server's answer to a good ticket; the arena's descriptor comes with it."""
 
     connection: str
     arena_bytes: int

@@ -22,6 +22,7 @@ from flight.data.spill import SpillDirectory
 from flight.errors import UnavailableError
 from flight.server.idle import IDLE_S, PutWatch
 from flight.server.process import GRACE_S, LOG_STEPS, open_shared_memory, stop_with, write_whole
+from flight.server.protection import check_address
 from flight.storage.member import Seat
 from flight.storage.server import StorageServer
 from flight.storage.values import ValueStore
@@ -40,6 +41,7 @@ class StorageOptions:
     capacity_bytes: bound of all values, in memory and on disk; None for none.
     memory_bytes: what stays in memory if there is a `spill_dir`.
     shared_memory_bytes: memory for clients of this host and user, 0 for none.
+    allow_insecure: listen beyond loopback, where whoever reaches the port may read and write.
     """
 
     coordinator: str
@@ -54,6 +56,7 @@ class StorageOptions:
     drain_s: float = DRAIN_S
     uri_file: Path | None = None
     parent_pid: int | None = None
+    allow_insecure: bool = False
 
 
 def serve_storage(options: StorageOptions, *, announce: Callable[[str], None]) -> int:
@@ -61,9 +64,11 @@ def serve_storage(options: StorageOptions, *, announce: Callable[[str], None]) -
 
     Raises:
         UnavailableError: the address cannot be listened on, or there is no coordinator.
-        InvalidRequestError: the coordinator does not reach this server at its location.
+        InvalidRequestError: the address must not be listened on, or the coordinator does not reach this server at its
+            location.
     """
     structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    check_address(options.host, is_protected=False, allow_insecure=options.allow_insecure)
     stop, hurry = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:

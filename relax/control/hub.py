@@ -14,10 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import zmq
 
+from relax.control.curve import HUB, CurveKeys, Doorkeeper
 from relax.control.errors import ControlError, ControlRefusedError, MalformedFrameError
 from relax.control.hub_state import (
     ControlEvent,
@@ -47,13 +49,14 @@ class ControlHub:
     """The one owner of the control state; runs in the driver's process.
 
     Args:
-        host: loopback address to bind; the plane has no authentication, so any other is refused.
+        host: address to bind; without `keys`, any but a loopback address is refused.
         ports: router and publisher port, 0 for a free one; a restarted hub takes those of its address.
         entries: keys to begin with, such as the policy version of a resumed run.
         timings: heartbeat interval and limits of silence.
+        keys: directory of CURVE keys (`relax.control.curve`); only their owners get in.
 
     Raises:
-        ControlRefusedError: the host is not a loopback address, or an entry is not allowed.
+        ControlRefusedError: the host is not a loopback address though there are no keys, or an entry is not allowed.
         ControlError: the ports cannot be bound.
     """
 
@@ -64,8 +67,10 @@ class ControlHub:
         ports: tuple[int, int] = (0, 0),
         entries: Mapping[str, Any] | None = None,
         timings: ControlTimings | None = None,
+        keys: Path | None = None,
     ) -> None:
-        _check_loopback(host)
+        if keys is None:
+            _check_loopback(host)
         self._timings = timings or ControlTimings()
         self._state = HubState(self._timings, entries)
         self._lock = threading.Lock()
@@ -74,11 +79,14 @@ class ControlHub:
         self._has_events = threading.Condition(self._lock)
         self._failure: Exception | None = None
         self._closing = False
+        self._keys = None if keys is None else CurveKeys.load(keys / HUB)
         self._context = zmq.Context()
+        self._doorkeeper = None if keys is None else Doorkeeper(self._context, keys)
         try:
             self._router, router_port = self._bind(zmq.ROUTER, host, ports[0])
             self._publisher, publisher_port = self._bind(zmq.PUB, host, ports[1])
         except zmq.ZMQError as error:
+            self._stop_doorkeeper()
             self._context.destroy(linger=0)
             raise ControlError(
                 f"ControlHub: {host} ports {ports} must be free, got: {error}; use 0 for any free port"
@@ -172,9 +180,15 @@ class ControlHub:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an unknown peer is an error, not silence
             socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a member that reconnects takes its own place again
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if self._keys is not None:
+            self._keys.protect_hub(socket)
         socket.bind(f"tcp://{host}:{port or '*'}")
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return socket, int(endpoint.rsplit(":", 1)[1])
+
+    def _stop_doorkeeper(self) -> None:
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
 
     def _check_running(self) -> None:
         if self._failure is not None:
@@ -221,24 +235,27 @@ class ControlHub:
         finally:
             self._router.close()
             self._publisher.close()
+            self._stop_doorkeeper()
             self._context.term()
 
     def _receive(self) -> None:
         for _ in range(MAX_FRAMES_A_TURN):
             try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
             with self._lock:
                 try:
                     if len(frames) != 2:
                         raise MalformedFrameError(f"control frame: parts must be 1, got {len(frames) - 1}")
-                    message = decode_from_member(frames[1])
+                    message = decode_from_member(frames[1].bytes)
+                    if self._doorkeeper is not None:
+                        self._doorkeeper.check(frames[1], message.sender)
                 except MalformedFrameError as error:
                     self._state.counters["malformed_frames"] += 1
                     _log.warning("%s", error)
                     continue
-                self._carry_out(self._state.handle(Received(frames[0], message), time.monotonic()))
+                self._carry_out(self._state.handle(Received(frames[0].bytes, message), time.monotonic()))
         self._wake()  # more may be waiting
 
     def _flush(self) -> None:
@@ -267,6 +284,6 @@ def _check_loopback(host: str) -> None:
         is_loopback = False
     if not is_loopback:
         raise ControlRefusedError(
-            f"ControlHub: host must be an IPv4 loopback address, got {host!r}; the control plane has no "
-            "authentication, use 127.0.0.1"
+            f"ControlHub: host must be an IPv4 loopback address, got {host!r}; use 127.0.0.1, or give it "
+            "keys (security=on)"
         )

@@ -20,6 +20,7 @@ from typing import Any
 
 import zmq
 
+from relax.control.curve import CurveKeys
 from relax.control.errors import ControlDeadlineError, ControlError, ControlRefusedError, MalformedFrameError
 from relax.control.messages import (
     POLICY_VERSION_KEY,
@@ -56,10 +57,11 @@ class ControlMember:
         index: its number within the role; a second process of the same role and index replaces the first.
         timings: heartbeat interval and limits of silence, the hub's.
         connect_deadline_s: how long the constructor may block until the state is here.
+        keys: directory of this member's CURVE keys, for a hub that has some.
 
     Raises:
-        ControlRefusedError: the URI or the role is malformed.
-        ControlDeadlineError: no hub answered at the URI.
+        ControlRefusedError: the URI or the role is malformed, or there are no keys where they should be.
+        ControlDeadlineError: no hub answered at the URI; one that does not know the keys is silent too.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class ControlMember:
         *,
         timings: ControlTimings | None = None,
         connect_deadline_s: float = 10.0,
+        keys: Path | None = None,
     ) -> None:
+        self._keys = None if keys is None else CurveKeys.load(keys)
         self._address = HubAddress.parse(uri)
         self._timings = timings or ControlTimings()
         identity = Identity.checked(role, index, os.getpid(), uuid.uuid4().hex)
@@ -260,6 +264,8 @@ class ControlMember:
         else:
             socket.setsockopt(zmq.IDENTITY, self._session.identity.instance.encode())
             socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing piles up for a hub that is away
+        if self._keys is not None:
+            self._keys.protect_member(socket)
         socket.connect(endpoint)
         return socket
 

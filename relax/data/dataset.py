@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -56,8 +57,9 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
         idle_deadline_s: float = 600.0,
         values: Values = "torch",
         ack: Acks = "next",
+        credentials: Path | None = None,
     ) -> None:
-        """`idle_deadline_s` is how long the iterator waits for rows; the rest is as in `QueueClient.take`."""
+        """`idle_deadline_s` is how long the iterator waits for rows; the rest is as in `QueueClient` and its `take`."""
         super().__init__()
         for what, allowed, got in (
             ("values", get_args(Values), values),
@@ -66,6 +68,7 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
             if got not in allowed:
                 raise InvalidRequestError(f"QueueDataset: {what} must be one of {allowed}, got {got!r}")
         self.uri = uri
+        self.credentials = credentials
         self.table = table
         self.consumer = consumer
         self.max_rows = max_rows
@@ -112,7 +115,7 @@ class QueueDataset(IterableDataset[dict[str, Any]]):
     def _client(self) -> QueueClient:
         worker = torch.utils.data.get_worker_info()
         name = f"dataset-{self.consumer}" if worker is None else f"dataset-{self.consumer}-{worker.id}"
-        return QueueClient(self.uri, identity=name)
+        return QueueClient(self.uri, identity=name, credentials=self.credentials)
 
     def _next_lease(self, client: QueueClient, used: Lease | None) -> Lease | None:
         ends_at = time.monotonic() + self.idle_deadline_s

@@ -42,6 +42,7 @@ class MediaEmbedder:
         base_dir: where relative paths count from.
         read: returns the bytes of a source that is no plain file, such as a member of an archive; raises OSError or
             ValueError when it cannot. Absent: such sources are not embedded.
+        is_confined: whether files below `base_dir` alone are read, because the sources come from others.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class MediaEmbedder:
         base_dir: Path,
         limits: EmbeddingLimits | None = None,
         read: Callable[[str], bytes] | None = None,
+        *,
+        is_confined: bool = False,
     ) -> None:
         self._base_dir = base_dir
+        self._is_confined = is_confined
         self._limits = limits or EmbeddingLimits()
         self._read = read
         self._num_bytes = 0
@@ -82,6 +86,10 @@ class MediaEmbedder:
         if source.startswith("data:"):
             return self._checked(_data_uri_bytes(source))
         path = self._base_dir / source
+        if self._is_confined and (
+            "://" in source or not path.resolve().is_relative_to(self._base_dir.resolve())
+        ):
+            raise ValueError("the page of a run with keys embeds files below the manifest's directory only")
         if "://" not in source and path.is_file():
             self._check(path.stat().st_size)
             return path.read_bytes()

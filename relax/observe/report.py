@@ -60,6 +60,8 @@ class ReportInputs:
     """Where relative media paths count from, by evaluation set; a set that is absent: the working directory."""
     read_media: Callable[..., bytes] | None = None
     """Reads media sources that are no plain files, given `base_dir`; absent: these are named, not shown."""
+    confine_media: bool = False
+    """Whether only media below their set's directory are shown: it is rows of others that say which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +321,7 @@ def _embedders(evals: pa.Table, limits: ReportLimits, inputs: ReportInputs) -> d
     for name in names:
         base_dir = Path(inputs.media_base_dirs.get(name, Path.cwd()))
         read = partial(inputs.read_media, base_dir=base_dir) if inputs.read_media is not None else None
-        made[name] = MediaEmbedder(base_dir, shared, read)
+        made[name] = MediaEmbedder(base_dir, shared, read, is_confined=inputs.confine_media)
     return made
 
 

@@ -34,6 +34,8 @@ def main(
     control: Annotated[str, typer.Option(help="URI of the control hub")],
     index: Annotated[int, typer.Option(help="number of this service within its role")] = 0,
     parent_pid: Annotated[int | None, typer.Option(help="end when that process is gone")] = None,
+    credentials: Annotated[Path | None, typer.Option(help="what to show to the queue, a directory")] = None,
+    control_keys: Annotated[Path | None, typer.Option(help="keys of the control plane, a directory")] = None,
 ) -> None:
     """Run one service until its phase is drain or stop."""
     if role not in ROLES:
@@ -47,9 +49,11 @@ def main(
         with ExitStack() as stack:
             module = importlib.import_module(f"relax.roles.{role}")
             config = load_config([run_dir / "config.yaml"])
-            member = stack.enter_context(ControlMember(control, role, index))
+            member = stack.enter_context(ControlMember(control, role, index, keys=control_keys))
             identity, patience_s = f"{role}-{index}", config.restarts.patience_s
-            client = stack.enter_context(QueueClient(queue, identity=identity, patience_s=patience_s))
+            client = stack.enter_context(
+                QueueClient(queue, identity=identity, patience_s=patience_s, credentials=credentials)
+            )
             client.void(identity)  # what a process before this one held
             service = Service(
                 role=role,

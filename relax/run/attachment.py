@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from flight.client import QueueClient
 from flight.errors import FlightQueueError
@@ -11,7 +12,9 @@ from relax.errors import ConfigError
 ANSWER_DEADLINE_S = 5.0
 
 
-def check_server(uri: str, tables: Sequence[str], *, overwrite: bool) -> None:
+def check_server(
+    uri: str, tables: Sequence[str], *, overwrite: bool, credentials: Path | None = None
+) -> None:
     """Check that the server answers and has none of `tables`; with `overwrite`, drop those that it has, last first.
 
     Tables of another run hold rows, seals and policy versions that would mix with this run's, and nothing tells
@@ -21,7 +24,9 @@ def check_server(uri: str, tables: Sequence[str], *, overwrite: bool) -> None:
         ConfigError: no server answers, or it has tables of these names.
     """
     try:
-        with QueueClient(uri, identity="driver", deadline_s=ANSWER_DEADLINE_S) as queue:
+        with QueueClient(
+            uri, identity="driver", deadline_s=ANSWER_DEADLINE_S, credentials=credentials
+        ) as queue:
             there = queue.list_tables()
             found = [name for name in reversed(tables) if name in there]
             if found and not overwrite:

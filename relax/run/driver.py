@@ -37,6 +37,7 @@ from relax.run.going_back import fence, first_course, next_course, resume_course
 from relax.run.history import ENDED, History
 from relax.run.ledger import Ledger
 from relax.run.restarting import QUEUE, Hands, Restarter
+from relax.run.security import RunSecurity
 from relax.run.services import Services
 from relax.run.watch import RunWatch
 
@@ -143,11 +144,14 @@ class Driver:
     def _open(self, stack: ExitStack) -> None:
         """Start the hub, the queue and every role, in the order in which they need each other."""
         config = self._config
-        self._hub = ControlHub()
+        self._security = RunSecurity.make(config, self._run_dir)
+        self._hub = ControlHub(keys=self._security.hub_keys)
         stack.callback(self._hub.close)
         self._supervisor = LocalSupervisor(self._run_dir)
         stack.callback(self._supervisor.close)
-        self._services = Services(config, self._run_dir, self._model_dir, self._supervisor, self._hub)
+        self._services = Services(
+            config, self._run_dir, self._model_dir, self._supervisor, self._hub, self._security
+        )
         hands = Hands(
             start=self._start_again,
             restart_queue=config.keeps_journal,
@@ -160,8 +164,9 @@ class Driver:
             complete_records(self._run_dir)  # what a driver that was killed has left
         uri = config.queue.uri or self._start_queue()
         self._services.queue_uri = uri
-        print(f"queue: {uri}  (look into it with: python -m flight ls --uri {uri})", flush=True)
-        self._queue = QueueClient(uri, identity="driver")
+        look = f"python -m flight ls --uri {uri}{self._security.look_words}"
+        print(f"queue: {uri}  (look into it with: {look})", flush=True)
+        self._queue = QueueClient(uri, identity="driver", credentials=self._security.credentials("driver"))
         stack.callback(self._queue.close)
         if self._resume is not None:
             course = resume_course(self._queue, self._run_dir, self._history, self._resume.step)

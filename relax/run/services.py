@@ -12,6 +12,7 @@ from relax.control.hub import ControlHub
 from relax.launch.local import LocalSupervisor
 from relax.launch.ranks import Rendezvous
 from relax.run.restarting import QUEUE
+from relax.run.security import RunSecurity
 
 USUAL_QUEUE_PORT = 8815
 
@@ -25,16 +26,24 @@ class Services:
         model_dir: What training starts from.
         supervisor: Starts them.
         hub: The control plane that they join.
+        security: What each shows to the others.
     """
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, model_dir: Path, supervisor: LocalSupervisor, hub: ControlHub
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        model_dir: Path,
+        supervisor: LocalSupervisor,
+        hub: ControlHub,
+        security: RunSecurity,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._model_dir = model_dir
         self._supervisor = supervisor
         self._hub = hub
+        self._security = security
         self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
         self.queue_uri = config.queue.uri or ""
         """Where the queue listens; '' until it does."""
@@ -57,14 +66,15 @@ class Services:
         """Start the queue's server; at its old address if it had one."""
         known = self.queue_uri.rpartition(":")[2]
         port = int(known) if known else _usual_port_if_free()
-        self._supervisor.start(QUEUE, [sys.executable, *queue_words(self._config, self._run_dir, port)])
+        words = [*queue_words(self._config, self._run_dir, port), *self._security.queue_words]
+        self._supervisor.start(QUEUE, [sys.executable, *words])
 
     def start(self, name: str) -> None:
         """Start a service."""
         role, _, index = name.rpartition("-")
         words = ["-m", "relax.roles", role, "--index", index, "--run-dir", str(self._run_dir)]
         words += ["--model-dir", str(self._model_dir), "--queue", self.queue_uri, "--control", self._hub.uri]
-        words += ["--parent-pid", str(os.getpid())]
+        words += ["--parent-pid", str(os.getpid()), *self._security.role_words(role)]
         threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
         env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
         env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

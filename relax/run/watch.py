@@ -122,6 +122,7 @@ class RunWatch:
             row_errors=self.row_errors(),
             media_base_dirs={name: base_dir_of(each.path) for name, each in self._config.data.eval.items()},
             read_media=partial(read_bytes, limits=self._config.modalities.limits),
+            confine_media=self._config.security,
         )
         return build_report(self._run_dir, inputs)
 

@@ -37,6 +37,7 @@ HOMES = {
     "megatron": ("relax/train/",),
     "transformers": ("relax/models/", "relax/train/", "relax/rollout/torch_engine"),
     "zmq": ("relax/control/",),
+    "cryptography": ("flight/security/",),
     "omegaconf": ("relax/config.py",),
     "PIL": ("modalities/image.py", "pipelines/toy_omni.py"),
     "av": ("modalities/video.py", "pipelines/toy_omni.py"),

@@ -33,7 +33,7 @@ def queue_server(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     )
     try:
         line = process.stdout.readline() if process.stdout else ""
-        if not line.startswith("listening on grpc://127.0.0.1:"):
+        if not line.startswith(("listening on grpc://127.0.0.1:", "listening on grpc+tls://127.0.0.1:")):
             raise RuntimeError(f"serve: first line must be its address, got {line!r}")
         yield line.removeprefix("listening on ").strip(), process
     finally:

@@ -109,9 +109,14 @@ def test_stats_shows_the_staleness_books(uri):
             "error: serve: parent-pid must be a running process",
         ),
         (
-            ("serve", "--host", "192.0.2.1", "--port", "0"),
+            ("serve", "--host", "192.0.2.1", "--port", "0", "--allow-insecure"),
             3,
             "error: serve: 192.0.2.1:0 must be free to listen on",
+        ),
+        (
+            ("serve", "--host", "192.0.2.1", "--port", "0"),
+            2,
+            "error: serve: host must be a loopback address without --keys, got '192.0.2.1'; ",
         ),
     ],
 )

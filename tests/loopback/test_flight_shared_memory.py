@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +19,15 @@ import structlog
 from flight import messages as m
 from flight.broker import Broker
 from flight.client import QueueClient
-from flight.errors import InvalidRequestError, UnavailableError
+from flight.errors import UnavailableError
 from flight.schema import Column, ConsumerSpec, TableSpec
 from flight.server import QueueServer
-from flight.shared.guest import Guest
-from flight.shared.host import SharedMemoryHost
 from tests.kit.columns import columns, digest
+from tests.kit.pixels import DEADLINE_S, ROW_BYTES, pixels, until
 from tests.kit.server import REPOSITORY, queue_server
 
 # Arrow cannot take from views, so the server cannot gather them from several batches.
 COLUMNS = {name: array for name, array in columns().items() if name != "string_view"}
-ROW_BYTES = 300_000
-DEADLINE_S = 20.0
 
 
 def spec_of(name: str, **types: pa.DataType) -> TableSpec:
@@ -42,14 +36,6 @@ def spec_of(name: str, **types: pa.DataType) -> TableSpec:
         Column(name=each, type=kind, meaning="a value", nullable=True) for each, kind in types.items()
     )
     return TableSpec(name=name, columns=found, consumers=(ConsumerSpec(name="c", columns=tuple(types)),))
-
-
-def pixels(num_rows: int, seed: int = 0) -> pa.Table:
-    """Return rows of `ROW_BYTES` random bytes each."""
-    values = np.random.default_rng(seed).integers(0, 255, num_rows * ROW_BYTES, dtype=np.uint8)
-    offsets = np.arange(num_rows + 1, dtype=np.int32) * ROW_BYTES
-    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-    return pa.table({"uid": [f"{seed}-{row}" for row in range(num_rows)], "x": lists})
 
 
 PIXELS = spec_of("rows", x=pa.list_(pa.uint8()))
@@ -64,13 +50,6 @@ def _raw(client: QueueClient, action: str) -> bytes:
     with paflight.FlightClient(client.uri) as plain:
         [answer] = plain.do_action(paflight.Action(action, b"{}"), paflight.FlightCallOptions(timeout=10))
         return answer.body.to_pybytes()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Ask until it holds; freeing is told on another connection than asking."""
-    end = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < end, "it did not come to hold"
 
 
 @pytest.fixture(scope="module")
@@ -290,125 +269,6 @@ def test_host_that_gives_no_memory_serves_without(tmp_path):
     process.terminate()
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert "must be a directory of this user alone (0700); remove it" in errors
-
-
-@pytest.fixture
-def host(tmp_path):
-    """A host in this process, its directory only this user's."""
-    found = SharedMemoryHost(1 << 20, root=tmp_path / "shared")
-    yield found
-    found.close()
-
-
-def test_socket_lies_in_a_directory_of_this_user_alone(host):
-    """And is gone with its host."""
-    directory = host.path.parent
-    assert [path.stat().st_mode & 0o777 for path in (directory, directory.parent)] == [0o700, 0o700]
-    host.close()
-    assert not directory.exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_other_users_are_refused_by_directory_and_by_credentials(host):
-    """Who gets as far as the socket still gets no memory."""
-    code = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.settimeout(10)\n"
-        f"try: s.connect({str(host.path)!r})\n"
-        "except PermissionError: print('directory'); sys.exit()\n"
-        "try: print('refused' if not s.recv(999) else 'let in')\n"
-        "except ConnectionResetError: print('refused')"
-    )
-
-    def ask(user: int) -> str:
-        return subprocess.run(
-            ["/usr/bin/env", "python3", "-c", code],
-            user=user,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        ).stdout.strip()
-
-    if not ask(0):
-        pytest.skip("there is no python3 that other users may run")
-    assert (ask(0), ask(65534)) == ("let in", "directory")
-    for path in [host.path, *host.path.parents]:
-        if path != Path("/") and path.stat().st_uid == 0 and path != Path("/tmp"):
-            path.chmod(0o777)
-    assert ask(65534) == "refused"
-
-
-def test_guest_that_talks_nonsense_is_let_go(host):
-    """Its slots are freed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(DEADLINE_S)
-        connection.connect(str(host.path))
-        _, descriptors, _, _ = socket.recv_fds(connection, 999, 1)
-        os.close(descriptors[0])
-        connection.send(b'{"type": "allocate", "grant": 1, "sizes_bytes": [5000, 1]}')
-        assert connection.recv(999) == b'{"slots":[[1,0],[2,8192]]}'
-        assert (host.offer().used_bytes, host.offer().num_slots) == (12288, 2)
-        connection.send(b"nonsense")
-        assert connection.recv(999) == b""
-    until(lambda: host.offer().num_slots == 0)
-
-
-def test_slots_are_given_whole_or_not_at_all(host):
-    """A put that does not fit takes no room from others; sizes that are none are refused."""
-    guest = Guest(host.offer())
-    small = pa.record_batch({"x": pa.array(range(1000), pa.int64())})
-    assert guest.write([small] * 500, guest.new_grant()) is None
-    assert host.offer().num_slots == 0
-    assert len(guest.write([small] * 3, guest.new_grant())) == 3
-
-
-def test_closed_host_gives_no_slots_and_takes_nothing_from_views(host):
-    """What was mapped stays as it is, as nobody gets its bytes any more."""
-    guest, other = Guest(host.offer()), Guest(host.offer())
-    rows = pixels(2)
-    found = guest.open(host.share(rows, m.SharedRef(connection=guest.connection, grant=9)), 9)
-    host.close()
-    assert other.write([pa.record_batch({"x": [1]})] * 200, other.new_grant()) is None
-    until(lambda: not other.is_connected)
-    assert host.share(rows, m.SharedRef(connection=other.connection, grant=9)) is None
-    assert digest(found["x"]) == digest(rows["x"])
-
-
-def test_slots_of_others_and_without_a_batch_are_refused(host):
-    """Only who was given a slot can put from it, and only a batch."""
-    guest, other = Guest(host.offer()), Guest(host.offer())
-    [slot] = guest.write([pa.record_batch({"x": [1]})], guest.new_grant())
-    with pytest.raises(InvalidRequestError, match=f"slots must be held by the client, got {slot};"):
-        host.adopt(other.connection, [slot])
-    with pytest.raises(UnavailableError, match="connection must be that of an open socket"):
-        host.adopt("nobody", [slot])
-    [batch] = host.adopt(guest.connection, [slot])
-    assert batch.column("x").to_pylist() == [1]
-    [(empty, _)] = other._allocate([4096], other.new_grant())
-    with pytest.raises(InvalidRequestError, match="a slot must hold an Arrow stream of one batch"):
-        host.adopt(other.connection, [empty])
-    del batch
-    until(lambda: host.offer().num_slots == 2)
-
-
-def test_grant_that_is_over_before_it_comes_is_not_made(host):
-    """A take whose caller gave up holds nothing; a number is used once."""
-    guest = Guest(host.offer())
-    rows = pixels(2)
-    guest.free(7)
-    # The socket keeps the order: once this is answered, the grant is over.
-    assert guest.write([pa.record_batch({"x": [1]})], 1) is not None
-    guest.free(1)
-    ref = m.SharedRef(connection=guest.connection, grant=7)
-    assert host.share(rows, ref) is None
-    ref = m.SharedRef(connection=guest.connection, grant=8)
-    answer = host.share(rows, ref)
-    assert answer.num_rows == 0
-    assert host.share(rows, ref) is None
-    found = guest.open(answer, 8)
-    assert digest(found["x"]) == digest(rows["x"])
-    del found
-    until(lambda: host.offer().num_slots == 0)
 
 
 def test_threads_that_put_and_take_at_once_see_their_own_bytes(client):
