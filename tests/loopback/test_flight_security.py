@@ -445,3 +445,17 @@ def test_audit_log_tells_who_did_what_and_who_was_refused(server):
     text = (server.keys / "audit.jsonl").read_text()
     tokens = [path.read_text().strip() for path in server.keys.glob("*/token")]
     assert [token for token in [*tokens, "x" * 43] if token in text] == []
+
+
+def test_void_gives_back_only_what_is_ones_own(tmp_path):
+    """A member's leases go by its principal's own claim, or an admin's, for anybody."""
+    grants = {"boss": {"*": ["admin"]}, "one": {"prompts": ["consume"]}, "two": {"prompts": ["consume"]}}
+    with secured_server(tmp_path, grants) as found, found.client("boss") as boss:
+        boss.create_table(spec("prompts"))
+        boss.put("prompts", ROWS)
+        with found.client("one") as one, found.client("two") as two:
+            assert one.take("prompts", "c", max_rows=1).table.num_rows == 1
+            assert two.void("one") == 0
+            assert one.void("one") == 1
+            assert two.take("prompts", "c", max_rows=1).table.num_rows == 1
+        assert boss.void("two") == 1
