@@ -13,7 +13,13 @@ from flight.errors import InvalidRequestError
 from flight.security.access import ALL_TABLES, Role
 
 VALID_DAYS = 30.0
-USUAL = {"admin": "admin", "producer": "produce", "consumer": "consume", "viewer": "read"}
+USUAL = {
+    "admin": "admin",
+    "producer": "produce",
+    "consumer": "consume",
+    "viewer": "read",
+    "storage": "store",
+}
 """Principals that are made unless others are named, and the role of each on all tables."""
 
 
@@ -40,7 +46,8 @@ def keys(
 ) -> None:
     """Make certificates, tokens and the access file of a server: `serve --keys DIR`, and DIR/NAME for each client.
 
-    Without --grant they are for admin, producer, consumer and viewer, each on all tables.
+    Without --grant they are for admin, producer, consumer, viewer and storage (shown by storage servers), each on all
+    tables.
     """
     with exit_codes():
         from flight.security.keys import Wanted, make_keys

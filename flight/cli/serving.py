@@ -41,6 +41,9 @@ JournalLimit = Annotated[
 SpillDir = Annotated[
     Path | None, typer.Option(help="Directory for the oldest values of tables with `spill`.")
 ]
+PutIdleS = Annotated[
+    float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
+]
 Keys = Annotated[
     Path | None, typer.Option(help="Directory made by `keys`: TLS, and only its principals may call.")
 ]
@@ -67,9 +70,7 @@ def serve(
     spill_dir: SpillDir = None,
     journal: Journal = None,
     journal_limit_bytes: JournalLimit = None,
-    put_idle_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of silence after which an open put is ended.")
-    ] = IDLE_S,
+    put_idle_s: PutIdleS = IDLE_S,
     as_json: Json = False,
     shared_memory: Annotated[
         bool, typer.Option(help="Let clients of this host and user share memory instead of using the socket.")
@@ -91,7 +92,7 @@ def serve(
     """
     with exit_codes():
         if storage is not None:
-            _check_storage(config or journal, keys)
+            _check_storage(config or journal)
             options = StorageOptions(
                 coordinator=address(storage),
                 host=host,
@@ -105,6 +106,8 @@ def serve(
                 drain_s=drain_s,
                 uri_file=uri_file,
                 parent_pid=parent_pid,
+                keys=keys,
+                mutual_tls=mutual_tls,
                 allow_insecure=allow_insecure,
             )
             code = serve_storage(options, announce=_print_json if as_json else _print_line)
@@ -132,15 +135,11 @@ def serve(
         os._exit(code)
 
 
-def _check_storage(tables: Path | None, keys: Path | None) -> None:
+def _check_storage(tables: Path | None) -> None:
     if tables is not None:
         raise InvalidRequestError(
             f"serve: config and journal must be left out with --storage, got {tables}; "
             "the coordinator has the tables"
-        )
-    if keys is not None:
-        raise InvalidRequestError(
-            f"serve: keys must be left out with --storage, got {keys}; storage servers have no keys yet"
         )
 
 

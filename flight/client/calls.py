@@ -40,10 +40,12 @@ class ClientCalls:
         self.uri = uri
         self.identity = identity
         self.deadline_s = deadline_s
-        loaded = None if credentials is None else Credentials.load(credentials)
-        self._connection = Connection(uri, loaded, patience_s=patience_s)
+        shown = None if credentials is None else Credentials.load(credentials)
+        self._connection = Connection(uri, shown, patience_s=patience_s)
         self._shared = SharedMemory(identity, is_on=shared_memory)
-        self._owners = Owners(identity, shared_memory=shared_memory, act=self._act, read=self._read_whole)
+        self._owners = Owners(
+            identity, shared_memory=shared_memory, credentials=shown, act=self._act, read=self._read_whole
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ import structlog
 
 from flight import messages as m
 from flight.client.connection import Connection, within
+from flight.client.credentials import Credentials
 from flight.client.gathering import Part, gather_rows, is_elsewhere
 from flight.client.sharing import SharedMemory
 from flight.errors import (
@@ -52,11 +53,18 @@ PutRows = Callable[[paflight.FlightClient, m.PutCommand, pa.Table, SharedMemory]
 
 
 class OwnerConnections:
-    """One connection a storage server, made on first use. Thread-safe."""
+    """One connection a storage server, made on first use with what `credentials` then returns. Thread-safe."""
 
-    def __init__(self, identity: str, *, shared_memory: bool) -> None:
+    def __init__(
+        self,
+        identity: str,
+        *,
+        shared_memory: bool,
+        credentials: Callable[[], Credentials | None] = lambda: None,
+    ) -> None:
         self._identity = identity
         self._shared_memory = shared_memory
+        self._credentials = credentials
         self._open: dict[str, tuple[Connection, SharedMemory]] = {}
         self._lock = threading.Lock()
 
@@ -65,7 +73,7 @@ class OwnerConnections:
         with self._lock:
             if location not in self._open:
                 seat = SharedMemory(self._identity, is_on=self._shared_memory)
-                self._open[location] = (Connection(location), seat)
+                self._open[location] = (Connection(location, self._credentials()), seat)
             return self._open[location]
 
     def values(self, part: Part, deadline_s: float, *, retry: bool = False) -> pa.Table:
@@ -80,6 +88,7 @@ class OwnerConnections:
             arrow_schema=part.schema.serialize().to_pybytes(),
             runs=part.endpoint.runs,
             row_ids=part.row_id_runs(),
+            table=part.table,
             identity=self._identity,
         )
         connection, shared = self.to(part.endpoint.location)
@@ -111,20 +120,26 @@ class OwnerConnections:
 
 
 class Owners:
-    """The storage servers of one coordinator. `act` asks it, `read` reads from it what it must fetch itself."""
+    """The storage servers of one coordinator. `act` asks it, `read` reads from it what it must fetch itself.
+
+    They are shown the same `credentials` as it.
+    """
 
     def __init__(
         self,
         identity: str,
         *,
         shared_memory: bool,
+        credentials: Credentials | None = None,
         act: Callable[[str, m.Request], Any],
         read: Callable[[m.ReadTicket], pa.Table],
     ) -> None:
         self._identity = identity
         self._act = act
         self._read = read
-        self._connections = OwnerConnections(identity, shared_memory=shared_memory)
+        self._connections = OwnerConnections(
+            identity, shared_memory=shared_memory, credentials=lambda: credentials
+        )
         self._rotation = Rotation(start=hash(identity) % 997)
         self._has_asked = False
         self._newest = 0

@@ -26,8 +26,12 @@ import msgspec
 from flight.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
 
 Role = Literal["read", "produce", "consume", "store", "keep", "admin"]
-Right = Literal["call", "look", "read", "produce", "consume", "store", "keep", "admin"]
-"""What a request needs: `call` only to be known, `look` any role on the table, the others that role."""
+Right = Literal["call", "look", "values", "read", "produce", "consume", "store", "keep", "admin"]
+"""What a request needs: `call` only to be known, `look` any role on the table, `values` one that leads to rows
+(`read`, `consume`, `store`), the others that role.
+"""
+
+ROW_ROLES = {"read", "consume", "store"}
 
 ALL_TABLES = "*"
 MIN_TOKEN_CHARS = 32
@@ -62,7 +66,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if right == "call":
             return True
         roles = self.roles(table)
-        return bool(roles) if right == "look" else right in roles or "admin" in roles
+        if right == "look":
+            return bool(roles)
+        return "admin" in roles or bool(roles & (ROW_ROLES if right == "values" else {right}))
 
     def visible(self, right: Right, tables: Iterable[str]) -> list[str]:
         """Return those of `tables` on which this principal has the right."""

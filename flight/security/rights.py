@@ -12,7 +12,7 @@ from flight import messages as m
 from flight.security.access import ALL_TABLES, Right
 
 REQUIRED: dict[str, Right] = {
-    # DoPut, DoGet and DoExchange, by the class of the message.
+    # DoPut, DoGet and DoExchange, by the class of the message; of storage servers, too.
     "PutCommand": "produce",
     "RegisterCommand": "store",
     "TakeTicket": "consume",
@@ -20,7 +20,7 @@ REQUIRED: dict[str, Right] = {
     "ReadTicket": "read",
     "WatchTicket": "read",
     "SqlTicket": "call",
-    "ValuesTicket": "read",
+    "ValuesTicket": "values",
     "SnapshotTicket": "admin",
     "Subscribe": "consume",
     "PutStream": "produce",

@@ -75,9 +75,9 @@ class QueueServer(paflight.FlightServerBase):
         self._broker = broker or Broker(lease_prefix=f"{uuid.uuid4().hex[:8]}-")
         for spec in tables:
             self._broker.create_table(spec, exist_ok=self._broker.remembers)
-        self._guard = CallGuard()
-        self._admit = Admission(protection.guard if protection else None, self._broker).admit
-        self._relay = Relay(self._broker)
+        self._guard = CallGuard(tells_tables=protection is None)
+        self._admit = Admission(protection.guard if protection else None, self._broker.list_tables).admit
+        self._relay = Relay(self._broker, *([protection.storage_credentials] if protection else []))
         self._sql = SqlEngine(self._broker)
         self._stream = StreamLimit(MAX_STREAMS).open
         self._stopping = threading.Event()

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import pyarrow.flight as paflight
 
 from flight import messages as m
-from flight.broker import Broker
 from flight.security.access import ALL_TABLES, Right
 from flight.security.guard import Admitted, Guard
 from flight.security.rights import tables_of, tables_referred_to
@@ -19,11 +18,11 @@ T = TypeVar("T")
 
 
 class Admission:
-    """Admits calls to one server. Thread-safe."""
+    """Admits calls to one server, whose tables are those that `list_tables` returns. Thread-safe."""
 
-    def __init__(self, guard: Guard | None, broker: Broker) -> None:
+    def __init__(self, guard: Guard | None, list_tables: Callable[[], Sequence[str]]) -> None:
         self._guard = guard
-        self._broker = broker
+        self._list_tables = list_tables
 
     def admit(self, context: paflight.ServerCallContext, request: Any, name: str = "") -> Caller:
         """Return who makes a call, if it is theirs to make; `name` is the action's, else the message's class.
@@ -36,7 +35,7 @@ class Admission:
             OverloadedError: they call more often than they may.
         """
         if self._guard is None:
-            return Caller(context, None, self._broker)
+            return Caller(context, None, self._list_tables)
         name = name or type(request).__name__
         admitted = self._guard.admit(
             context, name, tables_of(name, request), referred=tables_referred_to(request)
@@ -48,18 +47,21 @@ class Admission:
             request.member = f"{principal.name}/{request.member}"
         if not principal.shares_memory and hasattr(request, "shared"):
             request.shared = None
-        return Caller(context, admitted, self._broker)
+        return Caller(context, admitted, self._list_tables)
 
 
 class Caller:
     """Who makes a call, in the place of its context: there until the connection ends or the right is taken away."""
 
     def __init__(
-        self, context: paflight.ServerCallContext, admitted: Admitted | None, broker: Broker
+        self,
+        context: paflight.ServerCallContext,
+        admitted: Admitted | None,
+        list_tables: Callable[[], Sequence[str]],
     ) -> None:
         self._context = context
         self._admitted = admitted
-        self._broker = broker
+        self._list_tables = list_tables
 
     def peer(self) -> str:
         """Return the caller's address as gRPC writes it."""
@@ -88,7 +90,7 @@ class Caller:
         if self._admitted is None:
             return actions[name](request)
         if name == "ping":
-            num_tables = len(self.visible("look", self._broker.list_tables()))
+            num_tables = len(self.visible("look", self._list_tables()))
             return actions[name](request) | {"tables": num_tables}
         if name == "shared_memory":
             return actions[name](request) if self._admitted.principal.shares_memory else None

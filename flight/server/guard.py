@@ -12,7 +12,13 @@ import pyarrow.flight as paflight
 import structlog
 
 from flight import messages as m
-from flight.errors import FlightQueueError, InvalidRequestError, OverloadedError, UnavailableError
+from flight.errors import (
+    FlightQueueError,
+    InvalidRequestError,
+    OverloadedError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from flight.server.idle import OpenPut
 
 MAX_CALLS = 2048
@@ -23,11 +29,16 @@ STOP_LOOK_S = 0.05
 
 LOG = structlog.get_logger("flight.server")
 
+_NOT_FOUND = TableNotFoundError(
+    "server: table must be there, got one that is not; list_tables returns those that you may see"
+)
+
 
 class CallGuard:
-    """Counts calls in progress. Thread-safe."""
+    """Counts calls in progress. Thread-safe. Unless it `tells_tables`, no error says which tables there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_tables: bool = True) -> None:
+        self._tells_tables = tells_tables
         self._num_calls = 0
         self._idle = threading.Condition()
 
@@ -57,6 +68,8 @@ class CallGuard:
                     f"server: calls in progress must be at most {MAX_CALLS}, got one more; ask again later"
                 )
             yield
+        except TableNotFoundError as error:
+            raise _wire_error(error if self._tells_tables else _NOT_FOUND) from None
         except FlightQueueError as error:
             raise _wire_error(error) from None
         except (pa.ArrowException, paflight.FlightError) as error:

@@ -86,10 +86,8 @@ def serve(
     if parent_pid is not None:
         stop_with(parent_pid, stop)
     check_address(host, is_protected=keys is not None, allow_insecure=allow_insecure)
-    _raise_file_limit()
+    face_the_public()
     protection = None if keys is None else Protection(keys, mutual_tls=mutual_tls)
-    # gRPC writes a line for each handshake that fails: whoever reaches the port could fill the log (pyarrow 26).
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     scheme = "grpc" if protection is None else "grpc+tls"
     spill = SpillDirectory(spill_dir) if spill_dir is not None else None
     prefix = f"{uuid.uuid4().hex[:8]}-"
@@ -112,7 +110,10 @@ def serve(
     if uri_file is not None:
         write_whole(uri_file, uri + "\n")
     announce(uri)
-    _follow(faces, protection, stop)
+    renewal = Renewal(faces, protection)
+    # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
+    while not stop.wait(1.0):
+        renewal.look()
     if not faces.stop(GRACE_S):
         LOG.warning("calls were still open at the end", grace_s=GRACE_S)
     if protection is not None:
@@ -125,23 +126,30 @@ def serve(
     return 0
 
 
-def _follow(faces: Faces, protection: Protection | None, stop: threading.Event) -> None:
-    """Wait for the end, and renew the certificates when there are new ones."""
-    is_asked = threading.Event()
-    if protection is not None:
-        signal.signal(signal.SIGHUP, lambda *_: is_asked.set())
-    # A bare wait() could not be interrupted by a signal handler's event on every platform; a second is soon enough.
-    while not stop.wait(1.0):
-        if protection is None:
-            continue
-        anew = is_asked.is_set()
-        is_asked.clear()
-        if protection.look(anew=anew) or not faces.is_listening:
-            faces.renew()
+class Renewal:
+    """Takes certificates into use when there are new ones, or SIGHUP asks for it. For the main thread."""
+
+    def __init__(self, faces: Faces, protection: Protection | None) -> None:
+        self._faces = faces
+        self._protection = protection
+        self._is_asked = threading.Event()
+        if protection is not None:
+            signal.signal(signal.SIGHUP, lambda *_: self._is_asked.set())
+
+    def look(self) -> None:
+        """Look whether there are new ones; without keys there never are."""
+        if self._protection is None:
+            return
+        anew = self._is_asked.is_set()
+        self._is_asked.clear()
+        if self._protection.look(anew=anew) or not self._faces.is_listening:
+            self._faces.renew()
 
 
-def _raise_file_limit() -> None:
-    """Let this process have as many descriptors as it may: what others open must not keep its clients out."""
+def face_the_public() -> None:
+    """Let what strangers do to the port neither keep clients out nor fill the log."""
+    # gRPC writes a line for each handshake that fails (pyarrow 26).
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if most == resource.RLIM_INFINITY else min(most, MAX_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:

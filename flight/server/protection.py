@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from flight.client.credentials import Credentials
 from flight.errors import InvalidRequestError
 from flight.security.audit import AuditLog
 from flight.security.guard import Guard
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from flight.security.certificates import Certificates
 
 ACCESS_FILE, AUDIT_FILE, SERVER = "access.json", "audit.jsonl", "server"
+STORAGE = "storage"
+"""The principal as which a server and its storage servers call each other."""
 
 LOG = structlog.get_logger("flight.server.protection")
 
@@ -27,12 +30,13 @@ class Protection:
         InvalidRequestError: a file is missing or wrong.
     """
 
-    def __init__(self, directory: Path, *, mutual_tls: bool = True) -> None:
+    def __init__(self, directory: Path, *, mutual_tls: bool = True, audit_file: str = AUDIT_FILE) -> None:
+        self._directory = directory
         self._home = directory / SERVER
         self._mutual_tls = mutual_tls
         self._stamp = _stamp(self._home)
         self._certificates = _load(self._home)
-        self._audit = _open_audit(directory / AUDIT_FILE)
+        self._audit = _open_audit(directory / audit_file)
         self.guard = Guard(directory / ACCESS_FILE, audit=self._audit, checks_certificates=mutual_tls)
 
     def close(self) -> None:
@@ -49,6 +53,20 @@ class Protection:
         if self._mutual_tls:
             options |= {"verify_client": True, "root_certificates": found.roots}
         return options
+
+    def storage_credentials(self) -> Credentials:
+        """Return what a server and its storage servers show to each other.
+
+        Raises:
+            InvalidRequestError: there are no such credentials.
+        """
+        home = self._directory / STORAGE
+        if not home.is_dir():
+            raise InvalidRequestError(
+                f"storage: keys must be there of a principal {STORAGE!r} with the role store on *, got none in "
+                f"{self._directory}; make keys with `python -m flight keys`"
+            )
+        return Credentials.load(home)
 
     def look(self, *, anew: bool = False) -> bool:
         """Return whether there are other certificates than before, or `anew` asks for it; bad ones are left alone."""

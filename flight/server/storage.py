@@ -16,6 +16,7 @@ import structlog
 from flight import messages as m
 from flight.broker import Broker, ReadRequest, Wait
 from flight.broker.storage import Shard
+from flight.client.credentials import Credentials
 from flight.client.gathering import Part, gather_rows
 from flight.client.owners import OwnerConnections
 from flight.data.batches import check_buffers
@@ -39,11 +40,14 @@ LOG = structlog.get_logger("flight.server.storage")
 
 
 class Relay:
-    """Fetches from storage servers for those that do not, and finds out who is gone. Thread-safe."""
+    """Fetches from storage servers for those that do not, and finds out who is gone. Thread-safe.
 
-    def __init__(self, broker: Broker) -> None:
+    It shows them what `credentials` returns.
+    """
+
+    def __init__(self, broker: Broker, credentials: Callable[[], Credentials | None] = lambda: None) -> None:
         self._broker = broker
-        self._owners = OwnerConnections("coordinator", shared_memory=False)
+        self._owners = OwnerConnections("coordinator", shared_memory=False, credentials=credentials)
 
     def close(self) -> None:
         """Close all connections."""
@@ -130,7 +134,7 @@ def endpoints_of(name: str, spec: TableSpec, shards: Sequence[Shard]) -> list[pa
     for shard in shards:
         ticket: m.Request
         if shard.location:
-            ticket = ValuesTicket(arrow_schema=schema, runs=shard.numbers, row_ids=shard.row_ids)
+            ticket = ValuesTicket(arrow_schema=schema, runs=shard.numbers, row_ids=shard.row_ids, table=name)
         else:
             ticket = m.ReadTicket(table=name, uids=shard.uids)
         locations = [shard.location] if shard.location else []

@@ -18,6 +18,7 @@ import structlog
 
 from flight import messages as m
 from flight.client.connection import Connection, within
+from flight.client.credentials import Credentials
 from flight.errors import FlightQueueError, UnavailableError
 from flight.schema import TableSpec
 from flight.storage.messages import (
@@ -48,12 +49,14 @@ LOG = structlog.get_logger("flight.storage")
 class Seat:
     """Membership of one storage server. `join`, then `start`. Thread-safe."""
 
-    def __init__(self, coordinator: str, values: ValueStore, *, identity: str) -> None:
+    def __init__(
+        self, coordinator: str, values: ValueStore, *, identity: str, credentials: Credentials | None = None
+    ) -> None:
         self.values = values
         self.owner = 0
         """The number that the coordinator gave; another one after it gave this server up."""
         self._identity = identity
-        self._connection = Connection(coordinator)
+        self._connection = Connection(coordinator, credentials)
         self._location = ""
         self._specs: dict[str, TableSpec] = {}
         self._unsettled: dict[int, int] = {}

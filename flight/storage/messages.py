@@ -105,11 +105,13 @@ class ValuesTicket(Request, tag="values", tag_field="verb"):
     """DoGet from a storage server: columns of `arrow_schema` of rows by their numbers there; what is gone is left out.
 
     row_ids: the numbers that the rows have in their table, for the column row_id, which always comes first.
+    table: whose rows they are, others are left out; any if empty, which takes a right on all tables.
     """
 
     arrow_schema: bytes
     runs: list[Run]
     row_ids: list[Run]
+    table: str = ""
     shared: SharedRef | None = None
 
 

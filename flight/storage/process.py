@@ -20,15 +20,27 @@ import structlog
 
 from flight.data.spill import SpillDirectory
 from flight.errors import UnavailableError
+from flight.server.faces import Faces
 from flight.server.idle import IDLE_S, PutWatch
-from flight.server.process import GRACE_S, LOG_STEPS, open_shared_memory, stop_with, write_whole
-from flight.server.protection import check_address
+from flight.server.process import (
+    GRACE_S,
+    LOG_STEPS,
+    Renewal,
+    face_the_public,
+    open_shared_memory,
+    stop_with,
+    write_whole,
+)
+from flight.server.protection import Protection, check_address
 from flight.storage.member import Seat
 from flight.storage.server import StorageServer
 from flight.storage.values import ValueStore
 
 DRAIN_S = 600.0
 """Seconds that a storage server waits for its rows to be finished before it leaves."""
+
+LOOK_S = 0.2
+"""How often it looks whether it is to end."""
 
 LOG = structlog.get_logger("flight.storage")
 
@@ -41,7 +53,9 @@ class StorageOptions:
     capacity_bytes: bound of all values, in memory and on disk; None for none.
     memory_bytes: what stays in memory if there is a `spill_dir`.
     shared_memory_bytes: memory for clients of this host and user, 0 for none.
-    allow_insecure: listen beyond loopback, where whoever reaches the port may read and write.
+    keys: as of `flight.server.process.serve`; the coordinator's access file and authority, and the principal `storage`.
+    mutual_tls: ask callers for their certificates, too.
+    allow_insecure: listen beyond loopback without keys, where whoever reaches the port may read and write.
     """
 
     coordinator: str
@@ -56,6 +70,8 @@ class StorageOptions:
     drain_s: float = DRAIN_S
     uri_file: Path | None = None
     parent_pid: int | None = None
+    keys: Path | None = None
+    mutual_tls: bool = True
     allow_insecure: bool = False
 
 
@@ -64,11 +80,13 @@ def serve_storage(options: StorageOptions, *, announce: Callable[[str], None]) -
 
     Raises:
         UnavailableError: the address cannot be listened on, or there is no coordinator.
-        InvalidRequestError: the address must not be listened on, or the coordinator does not reach this server at its
+        InvalidRequestError: the keys or the address cannot be, or the coordinator does not reach this server at its
             location.
     """
     structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    check_address(options.host, is_protected=False, allow_insecure=options.allow_insecure)
+    check_address(options.host, is_protected=options.keys is not None, allow_insecure=options.allow_insecure)
+    face_the_public()
+    protection = _protection(options)
     stop, hurry = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -80,34 +98,49 @@ def serve_storage(options: StorageOptions, *, announce: Callable[[str], None]) -
         stop_with(options.parent_pid, hurry)
     spill = SpillDirectory(options.spill_dir) if options.spill_dir is not None else None
     values = ValueStore(capacity_bytes=options.capacity_bytes, spill=spill, memory_bytes=options.memory_bytes)
-    seat = Seat(options.coordinator, values, identity=f"storage-{os.getpid()}")
+    credentials = None if protection is None else protection.storage_credentials()
+    seat = Seat(options.coordinator, values, identity=f"storage-{os.getpid()}", credentials=credentials)
+    scheme = "grpc" if protection is None else "grpc+tls"
+    puts = PutWatch(idle_s=options.put_idle_s)
+    shared = open_shared_memory(options.shared_memory_bytes)
+
+    def listen(port: int) -> StorageServer:
+        location = f"{scheme}://{options.host}:{port}"
+        return StorageServer(location, seat, puts=puts, shared=shared, protection=protection)
+
     try:
-        server = StorageServer(
-            f"grpc://{options.host}:{options.port}",
-            seat,
-            puts=PutWatch(idle_s=options.put_idle_s),
-            shared=open_shared_memory(options.shared_memory_bytes),
-        )
+        faces = Faces(listen(options.port), listen)
     except (pa.ArrowException, OSError) as error:
         raise UnavailableError(
             f"serve: {options.host}:{options.port} must be free to listen on, got: {error}"
         ) from error
-    uri = f"grpc://{options.host}:{server.port}"
+    uri = f"{scheme}://{options.host}:{faces.port}"
     seat.join(options.location or uri)
     seat.start()
     if options.uri_file is not None:
         write_whole(options.uri_file, uri + "\n")
     announce(uri)
-    while not stop.is_set() and not hurry.wait(0.2):
-        pass
+    renewal = Renewal(faces, protection)
+    while not stop.is_set() and not hurry.wait(LOOK_S):
+        renewal.look()
     num_left = seat.drain(0.0 if hurry.is_set() else options.drain_s, hurry)
     if num_left:
         LOG.warning("left before its rows were finished", num_lost_rows=num_left)
     seat.leave()
-    server.stop(GRACE_S)
+    faces.stop(GRACE_S)
+    if protection is not None:
+        protection.close()
     if options.uri_file is not None:
         options.uri_file.unlink(missing_ok=True)
     if spill is not None:
         spill.close()
     sys.stdout.flush()
     return 0
+
+
+def _protection(options: StorageOptions) -> Protection | None:
+    """Return the keys in use; the audit log is this server's own, also where several share a directory."""
+    if options.keys is None:
+        return None
+    audit_file = f"audit-storage-{options.port or os.getpid()}.jsonl"
+    return Protection(options.keys, mutual_tls=options.mutual_tls, audit_file=audit_file)

@@ -19,8 +19,10 @@ from flight.data.batches import check_batch, check_buffers, check_schema
 from flight.data.store import cut, retain
 from flight.errors import InvalidRequestError, SchemaMismatchError
 from flight.schema import TableSpec
+from flight.server.admission import Admission
 from flight.server.guard import CallGuard, next_chunk
 from flight.server.idle import PutWatch
+from flight.server.protection import Protection
 from flight.server.putting import MAX_BATCH_BYTES, fills_its_message, sum_up
 from flight.shared.host import SharedMemoryHost
 from flight.storage.addresses import from_runs
@@ -45,14 +47,16 @@ class StorageServer(paflight.FlightServerBase):
         *,
         puts: PutWatch | None = None,
         shared: SharedMemoryHost | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self._seat = seat
         self._values = seat.values
         self._shared = shared
         self._guard = CallGuard()
+        self._admit = Admission(protection.guard if protection else None, list).admit
         self._puts = puts or PutWatch()
         self._puts.start()
-        super().__init__(location)
+        super().__init__(location, **(protection.options() if protection else {}))
 
     def stop(self, grace_s: float) -> bool:
         """Take no rows any more, and wait up to `grace_s` for open calls; return whether all have ended."""
@@ -71,6 +75,7 @@ class StorageServer(paflight.FlightServerBase):
         """Keep batches and register them, acknowledging each, or all at the end."""
         with self._guard.call("put"), self._puts.open(context.peer()) as put:
             command = m.decode(descriptor.command or b"", m.PutCommand, what="put descriptor")
+            reader = self._admit(context, command).reader(reader)
             self._values.check_open()
             with self._seat.registering(command) as registrar:
                 acks: list[m.PutAck] = []
@@ -91,6 +96,7 @@ class StorageServer(paflight.FlightServerBase):
         """Return values."""
         with self._guard.call("get"):
             request = m.decode(ticket.ticket, ValuesTicket, what="ticket")
+            self._admit(context, request)
             numbers = from_runs("ticket: runs", request.runs)
             row_ids = from_runs("ticket: row_ids", request.row_ids)
             if len(numbers) != len(row_ids):
@@ -103,7 +109,7 @@ class StorageServer(paflight.FlightServerBase):
                 raise InvalidRequestError(
                     f"ticket: arrow_schema must be an Arrow IPC schema, got: {error}"
                 ) from error
-            found = self._values.find(schema, numbers, row_ids)
+            found = self._values.find(schema, numbers, row_ids, table=request.table)
             shared = None
             if self._shared is not None and request.shared is not None:
                 shared = self._shared.share(found, request.shared)
@@ -119,22 +125,26 @@ class StorageServer(paflight.FlightServerBase):
                 )
             body = action.body.to_pybytes() or b"{}"
             request = m.decode(body, ACTIONS[action.type], what=f"action {action.type}")
+            caller = self._admit(context, request, action.type)
+            shared = caller.memory(self._shared)
             answer: Any = {"v": m.PROTOCOL_VERSION, "rows": len(self._values)}
             if isinstance(request, m.PutShared):
-                answer = self._put_shared(request)
+                answer = self._put_shared(shared, request)
             elif action.type == "shared_memory":
-                answer = self._shared.offer() if self._shared is not None else None
+                answer = shared.offer() if shared is not None else None
         return iter([m.encode(answer)])
 
     def list_actions(self, context: paflight.ServerCallContext) -> list[tuple[str, str]]:
         """Return the actions."""
+        with self._guard.call("list actions"):
+            self._admit(context, m.Request(), "list_actions")
         return [(name, m.ACTIONS[name][1]) for name in ACTIONS]
 
-    def _put_shared(self, request: m.PutShared) -> list[m.PutAck]:
-        if self._shared is None:
+    def _put_shared(self, shared: SharedMemoryHost | None, request: m.PutShared) -> list[m.PutAck]:
+        if shared is None:
             raise InvalidRequestError("put_shared: the server must have shared memory, got one without")
         self._values.check_open()
-        batches = self._shared.adopt(request.connection, request.slots)
+        batches = shared.adopt(request.connection, request.slots)
         with self._seat.registering(request) as registrar:
             return [self._add(request, batch, registrar) for batch in batches]
 
@@ -159,7 +169,7 @@ class StorageServer(paflight.FlightServerBase):
         can_stay = isinstance(command, m.PutShared) or fills_its_message(batch)
         batch = _with_group_ids(batch)
         kept = batch if can_stay else retain(batch)
-        first = self._values.add(kept)
+        first = self._values.add(kept, command.table)
         answer = None
         try:
             answer = self._register(spec, kept, first, registrar)

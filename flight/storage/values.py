@@ -1,6 +1,6 @@
 """The values of a storage server: batches by the numbers of their rows, in memory or spilled. Thread-safe.
 
-It knows no tables. A number is given once and never again; what it stands for stays until it is freed.
+Of tables it knows the names only. A number is given once and never again; what it stands for stays until it is freed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ValueStore:
         self._spill = spill
         self._memory_bytes = memory_bytes
         self._store = ColumnStore(1)
-        self._held: dict[int, None] = {}
+        self._held: dict[int, str] = {}
         self._next = 0
         self._lock = threading.Lock()
         self._is_closed = False
@@ -63,8 +63,8 @@ class ValueStore:
         with self._lock:
             self._check_room(0)
 
-    def add(self, batch: pa.RecordBatch) -> int:
-        """Keep a batch and return the number of its first row. It does not wait: others may have room.
+    def add(self, batch: pa.RecordBatch, table: str = "") -> int:
+        """Keep a batch of a table and return the number of its first row. It does not wait: others may have room.
 
         Raises:
             OverloadedError: there is no room now.
@@ -75,16 +75,24 @@ class ValueStore:
             first = self._next
             self._next += batch.num_rows
             numbers = range(first, self._next)
-            self._held.update(dict.fromkeys(numbers))
+            self._held.update(dict.fromkeys(numbers, table))
             self._store.add(0, batch, numbers)
             chunks = self._store.overflow(self._memory_bytes) if self._spill is not None else []
         self._move_to_disk(chunks)
         return first
 
-    def find(self, schema: pa.Schema, numbers: np.ndarray, row_ids: np.ndarray) -> pa.Table:
-        """Return rows that are there: row_id and the columns of `schema`, null where a batch has no such column."""
+    def find(
+        self, schema: pa.Schema, numbers: np.ndarray, row_ids: np.ndarray, *, table: str = ""
+    ) -> pa.Table:
+        """Return rows that are there: row_id and the columns of `schema`, null where a batch has no such column.
+
+        Rows of other tables than `table` are not there, unless it is empty.
+        """
         with self._lock:
-            is_held = np.fromiter((number in self._held for number in numbers.tolist()), bool, len(numbers))
+            owners = [self._held.get(number) for number in numbers.tolist()]
+            is_held = np.fromiter(
+                (owner is not None and table in ("", owner) for owner in owners), bool, len(numbers)
+            )
             places = self._store.locate(0, numbers[is_held].tolist())
         arrays: list[pa.Array | pa.ChunkedArray] = [pa.array(row_ids[is_held], pa.int64())]
         fields = [pa.field("row_id", pa.int64())]

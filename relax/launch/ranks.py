@@ -10,6 +10,21 @@ import socket
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+BACKLOG = 1024
+"""Ranks that may ask to be let in at the same time."""
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at one address, by default at any free port.
+
+    For the store at which ranks meet: torch's own (2.13) listens at every address of the machine, and trusts whoever
+    comes.
+
+    Raises:
+        OSError: the address is not of this machine, or the port is not free.
+    """
+    family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(place[:2], family=family, backlog=BACKLOG)
 
 
 @dataclass(frozen=True)

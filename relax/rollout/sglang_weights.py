@@ -26,6 +26,7 @@ import torch
 from safetensors import safe_open
 
 from relax.errors import ServiceError
+from relax.launch.ranks import listen
 from relax.models.errors import SnapshotError
 from relax.models.layout import TensorLayout
 from relax.rollout.sglang_config import SGLangConfig
@@ -249,7 +250,11 @@ class _Group:
         name, world_size = f"relax-{uuid.uuid4().hex[:12]}", 1 + info.tp_size
         limit = timedelta(seconds=GROUP_DEADLINE_S)
         address = _own_address(client.url)
-        store = TCPStore(address, 0, world_size, True, limit, wait_for_workers=False)
+        door = listen(address)
+        port = door.getsockname()[1]
+        store = TCPStore(
+            address, port, world_size, True, limit, wait_for_workers=False, master_listen_fd=door.detach()
+        )
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-group")
         body = {
             "master_address": address,

@@ -41,7 +41,7 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
         "eval_rollouts": ["produce"],
         **REPORTS,
     },
-    "actor": {"media": ["read"], "rollouts": ["consume", "produce"], ALL_TABLES: ["keep"], **REPORTS},
+    "actor": {"media": ["read"], "rollouts": ["read", "consume", "produce"], ALL_TABLES: ["keep"], **REPORTS},
     "recorder": {"media": ["consume"], "rollouts": ["consume"], **REPORTS},
     VIEWER: {ALL_TABLES: ["read"]},
 }

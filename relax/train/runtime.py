@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from relax.errors import TrainingError
+from relax.launch.ranks import listen
 from relax.train.layout import LayoutConfig
 from relax.train.mcore_compat import install_shims, model_parallel_cuda_manual_seed, parallel_state
 from relax.train.ranks import World
@@ -91,7 +92,25 @@ def _join(layout: LayoutConfig, device: torch.device, timeout: timedelta) -> Non
             f"start_parallel: WORLD_SIZE must be the layout's {layout.num_procs} processes, "
             f"got {os.environ['WORLD_SIZE']}"
         )
-    dist.init_process_group(backend, init_method="env://", timeout=timeout)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
+        dist.init_process_group(backend, init_method="env://", timeout=timeout)
+        return
+    rank, num_ranks = int(os.environ["RANK"]), layout.num_procs
+    store = _meet(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, num_ranks, timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+
+
+def _meet(address: str, port: int, rank: int, num_ranks: int, timeout: timedelta) -> dist.TCPStore:
+    """Return the store of all ranks, which rank 0 keeps, at that address only."""
+    if rank:
+        return dist.TCPStore(address, port, num_ranks, False, timeout)
+    try:
+        door = listen(address, port)
+    except OSError as error:
+        raise TrainingError(
+            f"start_parallel: MASTER_ADDR and MASTER_PORT must be free to listen on, got {address}:{port} ({error})"
+        ) from error
+    return dist.TCPStore(address, port, num_ranks, True, timeout, master_listen_fd=door.detach())
 
 
 def _take_place(layout: LayoutConfig, device: torch.device, deadline_s: float) -> World:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -13,12 +13,17 @@ import pytest
 from flight import messages, stream_messages
 from flight.security.access import Right
 from flight.security.rights import NARROWED, REQUIRED, tables_of
+from flight.server import ACTIONS as SERVER_ACTIONS
+from flight.server import QueueServer, _put_command
+from flight.storage import messages as storage_messages
+from flight.storage.server import ACTIONS as STORAGE_ACTIONS
+from flight.storage.server import StorageServer
 
 ROOT = Path(__file__).resolve().parents[2]
 FLIGHT = sorted((ROOT / "flight").rglob("*.py"))
 WIRE = sorted(
     path
-    for name in ("client", "data", "security", "server", "shared")
+    for name in ("broker", "client", "data", "journal", "security", "server", "shared", "state", "storage")
     for path in (ROOT / "flight" / name).rglob("*.py")
 )
 CONTROL = sorted((ROOT / "relax" / "control").rglob("*.py"))
@@ -41,6 +46,9 @@ FORBIDDEN_MODULES = {
     "code",
     "codeop",
 }
+FLIGHT_QUESTIONS = ("list_actions", "list_flights", "get_flight_info", "get_schema")
+"""What Flight itself asks, without a message of ours."""
+
 SPAWNING = {"flight/server/sql.py"}
 """Who starts a process: one that is ours, with arguments that are ours."""
 
@@ -113,16 +121,38 @@ def _requests() -> dict[str, type]:
     """Return every message with which a client can begin: tagged ones by class, bodies of actions by action."""
     tagged = {
         name: kind
-        for module in (messages, stream_messages)
+        for module in (messages, stream_messages, storage_messages)
         for name, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, messages.Request) and msgspec.inspect.type_info(kind).tag is not None
     }
-    return tagged | {name: kind for name, (kind, _) in messages.ACTIONS.items()}
+    return tagged | {name: kind for name, (kind, _) in SERVER_ACTIONS.items()} | STORAGE_ACTIONS
+
+
+def test_all_that_a_server_listens_to_is_known_here():
+    """Each kind of ticket, descriptor and stream is looked at below, and so is each method of Flight's."""
+    commands = {
+        *get_args(messages.GetTicket),
+        *get_args(stream_messages.Exchange),
+        *get_args(get_type_hints(_put_command)["return"]),
+        storage_messages.ValuesTicket,
+    }
+    assert {kind.__name__ for kind in commands} <= set(_requests())
+    flights = {name for name in vars(QueueServer) if name.startswith(("do_", "list_", "get_"))}
+    assert flights == {"do_put", "do_get", "do_exchange", "do_action", *FLIGHT_QUESTIONS}
+    assert set(FLIGHT_QUESTIONS) < set(REQUIRED)
+
+
+@pytest.mark.parametrize("server", [QueueServer, StorageServer])
+def test_every_method_of_a_server_asks_who_calls(server):
+    """Before it answers anything: what is not asked for here could be forgotten there."""
+    methods = [name for name in vars(server) if name.startswith(("do_", "list_", "get_"))]
+    assert [name for name in methods if "self._admit(" not in inspect.getsource(getattr(server, name))] == []
 
 
 def test_every_request_needs_a_right():
     """A message or an action without an entry is refused to everybody, so this says which are missing."""
     assert set(_requests()) - set(REQUIRED) == set()
+    assert set(REQUIRED) - set(_requests()) == set(FLIGHT_QUESTIONS)
     assert set(REQUIRED.values()) <= set(get_args(Right))
 
 

@@ -240,6 +240,8 @@ VERBS: dict[str, tuple[str, Callable[[QueueClient, str], object]]] = {
     "ack": ("consume", lambda c, t: c.ack(t, "c", lease_id="none")),
     "nack": ("consume", lambda c, t: c.nack(t, "c", lease_id="none", reason="x")),
     "renew": ("consume", lambda c, t: c.renew(t, "c", "none", 1.0)),
+    "plan": ("consume", lambda c, t: c.plan(t, "c", step=0, num_ranks=1, max_rows=1, deadline_s=0.0)),
+    "fetch": ("consume", lambda c, t: c.fetch(t, "none", 0)),
     "announce": ("consume", lambda c, t: c.announce(t, 1)),
     "create": ("admin", lambda c, t: c.create_table(spec(t))),
     "alter": ("admin", lambda c, t: c.alter_table(t)),

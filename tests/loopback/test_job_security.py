@@ -26,8 +26,9 @@ def secrets_of(directory) -> list[bytes]:
 
 def test_run_with_keys_ends_well_and_lets_no_stranger_in(start):
     """One setting; the first lines say how to look into it."""
-    with start("security=on") as job:
+    with start("security=on", "actor.layout.dp=2") as job:
         job.until_step(1)
+        assert {each.ip.removeprefix("::ffff:") for each in _doors(job)} == {"127.0.0.1"}
         keys = job.run_dir / "security"
         said = re.search(
             r"queue: (\S+)  \(look into it with: python -m flight ls --uri (\S+) --credentials (\S+)\)",
@@ -63,6 +64,12 @@ def test_run_with_keys_ends_well_and_lets_no_stranger_in(start):
             json.loads(line).get("principal") for line in (keys / "audit.jsonl").read_text().splitlines()
         }
         assert principals >= {"driver", "preprocess", "rollout", "actor", "recorder", "viewer"}
+
+
+def _doors(job) -> list:
+    """Return the addresses at which the processes of a run listen."""
+    found = [each for process in job.processes() for each in process.net_connections("inet")]
+    return [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
 
 
 def _strangers_are_refused(uri, keys, job) -> None:

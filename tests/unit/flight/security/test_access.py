@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 import pytest
 
 from flight.errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError
-from flight.security.access import AccessList, Principal, bearer_token, hash_token
+from flight.security.access import AccessList, Principal, Right, bearer_token, hash_token
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TOKEN = "t" * 43
@@ -35,6 +36,11 @@ def principal(**changes):
         ("produce", "rollouts", True),
         ("consume", "rollouts", False),
         ("admin", "rollouts", False),
+        ("values", "prompts", True),
+        ("values", "rollouts", False),
+        ("values", "", False),
+        ("store", "prompts", False),
+        ("keep", "*", False),
     ],
 )
 def test_principal_may_do_what_its_roles_say_and_no_more(right, table, is_allowed):
@@ -42,7 +48,7 @@ def test_principal_may_do_what_its_roles_say_and_no_more(right, table, is_allowe
     assert principal().may(right, table) is is_allowed
 
 
-@pytest.mark.parametrize("right", ["call", "look", "read", "produce", "consume", "admin"])
+@pytest.mark.parametrize("right", get_args(Right))
 def test_admin_may_do_everything_on_its_tables(right):
     """`*` stands for every table."""
     assert principal(grants={"*": ["admin"]}).may(right, "any")

@@ -66,3 +66,12 @@ def test_protection_needs_its_files(tmp_path):
     """Before the server listens."""
     with pytest.raises(InvalidRequestError, match="make keys with `python -m flight keys`"):
         Protection(tmp_path)
+
+
+def test_servers_of_a_run_need_a_principal_to_call_each_other(keys):
+    """Its directory has the name that the page says."""
+    with closing(Protection(keys)) as protection:
+        with pytest.raises(InvalidRequestError, match="keys must be there of a principal 'storage'"):
+            protection.storage_credentials()
+        shutil.copytree(keys / "server", keys / "storage")
+        assert protection.storage_credentials().roots == (keys / "server" / "roots.pem").read_bytes()

@@ -36,6 +36,19 @@ def test_values_are_found_by_number_in_any_order_until_they_are_freed():
     assert store.add(batch("d")) == 3
 
 
+def test_values_are_those_of_the_table_that_is_named():
+    """Whoever may read one table finds nothing of another by its numbers."""
+    store = ValueStore()
+    store.add(batch("a"), "mine")
+    store.add(batch("b"), "yours")
+    wanted = np.arange(2)
+    found = {
+        name: store.find(SCHEMA, wanted, wanted, table=name).column("x").to_pylist()
+        for name in ("mine", "yours", "absent", "")
+    }
+    assert found == {"mine": ["a"], "yours": ["b"], "absent": [], "": ["a", "b"]}
+
+
 def test_values_beyond_the_capacity_are_refused_at_once():
     """Somebody else may have room; what was freed can be used again."""
     store = ValueStore(capacity_bytes=batch("a", "b").nbytes)

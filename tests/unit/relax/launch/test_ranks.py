@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from relax.launch.ranks import Rendezvous
+import pytest
+
+from relax.launch.ranks import LOOPBACK, Rendezvous, listen
 
 
 def test_one_rank_needs_no_environment() -> None:
@@ -19,3 +21,12 @@ def test_ranks_share_all_but_their_number() -> None:
     assert first == second
     assert first["WORLD_SIZE"] == "2"
     assert 0 < int(first["MASTER_PORT"]) < 65536
+
+
+def test_door_of_the_ranks_is_at_one_address_only() -> None:
+    """Nobody beyond it may come in, and nobody else may take the port."""
+    with listen(LOOPBACK) as door:
+        address, port = door.getsockname()
+        assert address == LOOPBACK
+        with pytest.raises(OSError, match="in use"):
+            listen(LOOPBACK, port)

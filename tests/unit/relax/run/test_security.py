@@ -80,5 +80,5 @@ def test_no_role_but_the_driver_changes_tables(name):
     principal = Principal(name=name, token_sha256="", grants=GRANTS[name])
     tables = ["media", "prompts", "rollouts", "eval_prompts", "eval_rollouts", "metrics", "row_errors"]
     assert principal.visible("admin", tables) == []
-    seen = {"viewer": tables, "rollout": ["media"], "actor": ["media"]}.get(name, [])
+    seen = {"viewer": tables, "rollout": ["media"], "actor": ["media", "rollouts"]}.get(name, [])
     assert principal.visible("read", tables) == seen
