@@ -25,6 +25,9 @@ def flight(*words: str) -> tuple[int, str, str]:
     return ended.exit_code, ended.stdout, ended.stderr
 
 
+PRINCIPALS = ("admin", "producer", "consumer", "viewer", "storage")
+
+
 def test_keys_serve_and_show(tmp_path):
     """As docs/security.md says it."""
     keys = str(tmp_path / "keys")
@@ -32,7 +35,7 @@ def test_keys_serve_and_show(tmp_path):
     assert code == 0
     assert said.splitlines() == [
         f"serve with: python -m flight serve --keys {keys}",
-        *(f"{name}: --credentials {keys}/{name}" for name in ("admin", "producer", "consumer", "viewer")),
+        *(f"{name}: --credentials {keys}/{name}" for name in PRINCIPALS),
     ]
     uri_file = tmp_path / "uri"
     with queue_server("--keys", keys, "--config", CONFIG, "--uri-file", str(uri_file)) as (uri, process):
