@@ -94,7 +94,7 @@ class Audio(Modality):
         return {"features": log_mel(array, profile, filters)}
 
     def num_tokens(self, encoded: Encoded) -> int:
-        return num_audio_tokens(encoded["features"].shape[1])
+        return num_audio_tokens(encoded["features"].shape[1], self.profile.audio_rule)
 
     def to_arrow(self, rows: Sequence[Sequence[Encoded]]) -> dict[str, pa.Array]:
         lengths = [[np.array([item["features"].shape[1]], np.int32) for item in row] for row in rows]

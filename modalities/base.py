@@ -144,14 +144,17 @@ class Modality(ABC):
         """Return what was given to `to_arrow`, as read-only views of the Arrow buffers; null becomes an empty list."""
 
 
-def num_audio_tokens(num_frames: int) -> int:
+def num_audio_tokens(num_frames: int, rule: str = "qwen3_omni") -> int:
     """Return the audio tower's tokens for `num_frames` log-mel frames.
 
-    The tower cuts the frames into blocks of 100 and halves each block three times (rounding up): 13 tokens for a
-    full block.
+    `qwen3_omni`: the tower cuts the frames into blocks of 100 and halves each block three times (rounding up): 13
+    tokens for a full block. `qwen2_5_omni`: it halves them once rounding up, and once more rounding down.
 
-    Source: Qwen3-Omni's audio encoder (three convolutions of stride 2 over windows of 100 frames).
+    Source: the audio encoders of Qwen3-Omni (three convolutions of stride 2 over windows of 100 frames) and of
+    Qwen2.5-Omni (one convolution of stride 2, then pairs averaged).
     """
+    if rule == "qwen2_5_omni":
+        return (num_frames + 1) // 2 // 2
     blocks, rest = divmod(num_frames, 100)
     for _ in range(3):
         rest = (rest + 1) // 2
@@ -168,5 +171,5 @@ def tower_of(encoded: Mapping[str, np.ndarray]) -> Tower:
 def num_encoded_tokens(tower: Tower, encoded: Mapping[str, np.ndarray], profile: EncodingProfile) -> int:
     """Return how many placeholder tokens `encoded` takes in `tower`; what every `num_tokens` has to equal."""
     if tower == "audio":
-        return num_audio_tokens(encoded["features"].shape[1])
+        return num_audio_tokens(encoded["features"].shape[1], profile.audio_rule)
     return int(np.prod(encoded["grid_thw"], dtype=np.int64)) // profile.merge_size**2

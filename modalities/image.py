@@ -101,7 +101,9 @@ def open_picture(data: bytes, limits: MediaLimits) -> PIL.Image.Image:
     return picture
 
 
-def resize(frame_HWC: np.ndarray, profile: EncodingProfile, min_pixels: int, max_pixels: int) -> np.ndarray:
+def resize(
+    frame_HWC: np.ndarray, profile: EncodingProfile, min_pixels: float, max_pixels: float
+) -> np.ndarray:
     """Return the frame at the size that the model wants, by Pillow's bicubic filter; unchanged if it fits already."""
     height, width = frame_HWC.shape[:2]
     fitted = fit_size(height, width, profile.resize_factor, min_pixels, max_pixels)

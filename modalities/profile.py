@@ -14,6 +14,8 @@ from typing import Any, Literal
 Tower = Literal["image", "audio", "video"]
 TOWERS: tuple[Tower, ...] = ("image", "audio", "video")
 
+AUDIO_RULES = ("qwen3_omni", "qwen2_5_omni")
+
 TokenTriple = tuple[str, str, str]
 """Start token, placeholder token (repeated once for each media token), end token."""
 
@@ -62,13 +64,18 @@ class EncodingProfile:
     """Samples between two log-mel frames."""
     n_fft_samples: int = 400
     """Samples under the window of one log-mel frame."""
+    audio_rule: str = "qwen3_omni"
+    """How many tokens come of so many log-mel frames, by the name of the first model that counts so."""
+    film_in_frames: bool = False
+    """Whether each temporal patch of a film has placeholders of its own, after its time in words. The pixels of a film
+    are then those of all its frames together."""
     tower_tokens: dict[str, TokenTriple] = field(default_factory=_qwen3_omni_tokens)
-    """For each tower, the tokens around and in place of its media."""
+    """For each tower that the model has, the tokens around and in place of its media."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, int | float) and not value > 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise ValueError(f"encoding profile: {item.name} must be positive, got {value!r}")
         for low, high in (
             ("min_pixels", "max_pixels"),
@@ -84,9 +91,13 @@ class EncodingProfile:
                 "encoding profile: image_mean and image_std must be three numbers each, the latter positive, "
                 f"got {self.image_mean} and {self.image_std}"
             )
-        if set(self.tower_tokens) != set(TOWERS):
+        if not set(self.tower_tokens) <= set(TOWERS):
             raise ValueError(
-                f"encoding profile: tower_tokens must have the towers {TOWERS}, got {[*self.tower_tokens]}"
+                f"encoding profile: tower_tokens must be of the towers {TOWERS}, got {[*self.tower_tokens]}"
+            )
+        if self.audio_rule not in AUDIO_RULES:
+            raise ValueError(
+                f"encoding profile: audio_rule must be one of {', '.join(AUDIO_RULES)}, got {self.audio_rule!r}"
             )
 
     @property
@@ -106,10 +117,11 @@ class EncodingProfile:
         Pictures and sound come from `preprocessor_config.json` (or, if that is missing, from the parts of
         `processor_config.json`); films from `video_preprocessor_config.json`, and without that file the numbers
         for pictures hold for frames too. Token names come from `tokenizer_config.json`. A key that is absent
-        keeps the default.
+        keeps the default. Which towers there are, and what of them is a matter of the family, says `config.json`; a
+        model without towers needs no processor configuration.
 
         Raises:
-            FileNotFoundError: the directory has no processor configuration.
+            FileNotFoundError: the directory has no processor configuration, and the model has towers.
             ValueError: a file is not JSON or a number in it is impossible.
         """
         directory = Path(model_dir)
@@ -118,7 +130,9 @@ class EncodingProfile:
             **both.get("feature_extractor", {}),
             **both.get("image_processor", {}),
         }
-        if not picture:
+        model = _read_json(directory / "config.json")
+        towers = _towers(model)
+        if not picture and towers:
             raise FileNotFoundError(
                 f"{directory}: must have preprocessor_config.json, got none; save the model's processor there"
             )
@@ -138,7 +152,8 @@ class EncodingProfile:
                     hop_length_samples="hop_length",
                     n_fft_samples="n_fft",
                 ),
-                tower_tokens=_tower_tokens(_read_json(directory / "tokenizer_config.json")),
+                **_family_numbers(str(model.get("model_type"))),
+                tower_tokens=_tower_tokens(_read_json(directory / "tokenizer_config.json"), towers),
             )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{directory}: {error}") from error
@@ -172,7 +187,23 @@ def _renamed(source: Mapping[str, Any], **names: str) -> dict[str, Any]:
     return {ours: source[theirs] for ours, theirs in names.items() if source.get(theirs) is not None}
 
 
-def _tower_tokens(config: Mapping[str, Any]) -> dict[str, TokenTriple]:
+def _towers(model: Mapping[str, Any]) -> tuple[Tower, ...]:
+    """Return the towers of a model's configuration; all of them where nothing is said."""
+    if not model:
+        return TOWERS
+    parts = model.get("thinker_config", model)
+    visual: tuple[Tower, ...] = ("image", "video") if "vision_config" in parts else ()
+    heard: tuple[Tower, ...] = ("audio",) if "audio_config" in parts else ()
+    return tuple(tower for tower in TOWERS if tower in (*visual, *heard))
+
+
+def _family_numbers(model_type: str) -> dict[str, Any]:
+    if model_type.startswith("qwen2_5_omni"):
+        return {"audio_rule": "qwen2_5_omni"}
+    return {"film_in_frames": model_type.startswith("qwen3_vl")}
+
+
+def _tower_tokens(config: Mapping[str, Any], towers: tuple[Tower, ...]) -> dict[str, TokenTriple]:
     named = {**config}
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(config.get(key), Mapping):
@@ -185,7 +216,7 @@ def _tower_tokens(config: Mapping[str, Any]) -> dict[str, TokenTriple]:
             _token_text(named.get(key), default) for key, default in zip(keys, (start, pad, end), strict=True)
         )
         tokens[tower] = (first, middle, last)
-    return tokens
+    return {tower: tokens[tower] for tower in towers}
 
 
 def _token_text(entry: Any, default: str) -> str:

@@ -31,8 +31,8 @@ _GROUP_NAME = re.compile(rf"{NAME}_(\d+)_(\d+)")
 
 
 def _value_type(num_experts: int) -> pa.DataType:
-    if not 1 <= num_experts <= 65_536:
-        raise ModalityError(f"num_experts must be from 1 to 65536, got {num_experts}")
+    if not 0 <= num_experts <= 65_536:
+        raise ModalityError(f"num_experts must be from 0 (a dense model) to 65536, got {num_experts}")
     return pa.uint8() if num_experts <= SMALL_NUM_EXPERTS else pa.uint16()
 
 
@@ -47,7 +47,10 @@ def layer_groups(num_layers: int, layers_per_column: int) -> list[LayerRange]:
 def routing_columns(
     num_experts: int = SMALL_NUM_EXPERTS, groups: Sequence[LayerRange] = ()
 ) -> tuple[Column, ...]:
-    """Return the columns of a routing table for a model with `num_experts` experts in a layer."""
+    """Return the columns of a routing table for a model with `num_experts` experts in a layer.
+
+    A dense model, with 0, has them too, all null.
+    """
     shape = "[num_tokens - 1, num_layers, top_k]"
     names = {_name(group): f"layers {group[0]} to {group[1] - 1}" for group in groups}
     return (

@@ -83,7 +83,7 @@ class Video(VisualModality):
         check_frames(array.frames, self.name)
         if not 0 < array.fps < float("inf"):
             raise CorruptMediaError(f"film must have a positive frame rate, got {array.fps}")
-        frames = np.stack([self._resize(frame) for frame in array.frames])
+        frames = np.stack([self._resize(frame, len(array.frames)) for frame in array.frames])
         seconds = np.array(self.profile.temporal_patch_size / array.fps, np.float32)
         return {**patchify(frames, self.profile), "second_per_grid": seconds}
 
@@ -103,8 +103,11 @@ class Video(VisualModality):
                 item["second_per_grid"] = seconds[number : number + 1].reshape(())
         return rows
 
-    def _resize(self, frame_HWC: np.ndarray) -> np.ndarray:
-        return resize(frame_HWC, self.profile, self.profile.video_min_pixels, self.profile.video_max_pixels)
+    def _resize(self, frame_HWC: np.ndarray, num_frames: int) -> np.ndarray:
+        """Bring one of so many frames to the model's size."""
+        sharing = num_frames if self.profile.film_in_frames else 1
+        least, most = self.profile.video_min_pixels / sharing, self.profile.video_max_pixels / sharing
+        return resize(frame_HWC, self.profile, least, most)
 
     def _sampled(self, container: Any, indices: np.ndarray) -> Iterator[np.ndarray]:
         wanted = iter(indices.tolist())
@@ -116,7 +119,7 @@ class Video(VisualModality):
                 raise CorruptMediaError(f"film must be whole, got damage in frame {number}; encode it again")
             self.limits.check_pixels(frame.width, frame.height)
             picture = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-            yield self._resize(picture)
+            yield self._resize(picture, len(indices))
             following = next(wanted, -1)
             if following < 0:
                 return

@@ -20,7 +20,7 @@ from modalities.profile import EncodingProfile
 MAX_ASPECT_RATIO = 200
 
 
-def fit_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+def fit_size(height: int, width: int, factor: int, min_pixels: float, max_pixels: float) -> tuple[int, int]:
     """Return the height and width to resize to: multiples of `factor` whose product lies in the given range.
 
     Source: the `smart_resize` rule of the Qwen-VL processors.

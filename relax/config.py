@@ -1,8 +1,9 @@
 """The configuration of a run: structured defaults, then YAML files, then `key=value` words. The home of omegaconf.
 
-`algorithm=NAME`, on the command line or in a file, stands for the file `conf/algorithm/NAME.yaml`. It comes just before
-the other words, or the other keys of its file, so that these have the last word. A preset sets back every choice of an
-algorithm that an earlier file made, but keeps the coefficients, which belong to the problem (`KEPT_BY_PRESETS`).
+`algorithm=NAME`, on the command line or in a file, stands for the file `conf/algorithm/NAME.yaml`, `model=NAME` for
+`conf/model/NAME.yaml`. It comes just before the other words, or the other keys of its file, so that these have the last
+word. An algorithm sets back every choice of an algorithm that an earlier file made, but keeps the coefficients, which
+belong to the problem (`KEPT_BY_PRESETS`).
 
 It checks types, names and numbers; it does not open files and starts nothing (that is `relax.run.wiring`).
 """
@@ -31,7 +32,9 @@ from relax.train.config import TrainerConfig
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
 """Where the files are that `algorithm=NAME` stands for."""
-PRESET_WORDS = ("algorithm=", "algorithm.preset=")
+MODEL_PRESETS = PRESETS.parent / "model"
+"""Where the files are that `model=NAME` stands for."""
+PRESET_WORDS = ("algorithm=", "algorithm.preset=", "model=", "model.preset=")
 NAMED_BY_USERS = ("data.sources", "data.eval", "data.fields")
 """Keys whose own keys are names that users choose; they are checked where they are read."""
 
@@ -89,6 +92,10 @@ class ModelConfig:
 
     path: str | None = None
     """Directory with config.json and safetensors; absent: a tiny Qwen3-Omni-MoE thinker is made under `data/`."""
+    root: str = "models"
+    """Directory under which `model=NAME` looks for its checkpoint, by the last part of its name on the hub."""
+    hub_name: str | None = None
+    """What the checkpoint is called on the Hugging Face hub; for messages, nothing is fetched."""
 
 
 @dataclass(kw_only=True)
@@ -293,11 +300,11 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
         ConfigError: a file is missing or not YAML, a key is unknown, a value has the wrong type or is impossible.
     """
     merged = OmegaConf.structured(RunConfig)
-    layers = [layer for path in files for layer in _with_preset(str(path), _read_yaml(path))]
+    layers = [layer for path in files for layer in _with_presets(str(path), _read_yaml(path))]
     for word in sorted(overrides, key=lambda word: not word.startswith(PRESET_WORDS)):
         if "=" not in word:
             raise ConfigError(f"command line: an override must be key=value, got {word!r}")
-        layers += _with_preset(f"command line {word!r}", _parse_word(word))
+        layers += _with_presets(f"command line {word!r}", _parse_word(word))
     layers = [(origin, _with_reward(layer)) for origin, layer in layers]
     known = sorted(_known_keys(RunConfig))
     for origin, layer in layers:
@@ -340,23 +347,26 @@ def _read_yaml(path: Path) -> DictConfig:
     return loaded
 
 
-def _with_preset(origin: str, layer: DictConfig) -> list[tuple[str, DictConfig]]:
-    """Return the layer after the preset that it names (`algorithm: NAME`, `algorithm: {preset: NAME}`), if any."""
-    if "algorithm" not in layer:
-        return [(origin, layer)]
-    if isinstance(layer["algorithm"], DictConfig):
-        if "preset" not in layer["algorithm"]:
-            return [(origin, layer)]
-        name = layer["algorithm"].pop("preset")
-    else:
-        name = layer.pop("algorithm")
-    choices = sorted(each.stem for each in PRESETS.glob("*.yaml"))
-    if name not in choices:
-        near = difflib.get_close_matches(str(name), choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; to change one value say algorithm.KEY=VALUE"
-        raise ConfigError(f"{origin}: algorithm must be one of {', '.join(choices)}, got {name!r}{hint}")
-    path = PRESETS / f"{name}.yaml"
-    return [(str(path), _preset_defaults()), (str(path), _read_yaml(path)), (origin, layer)]
+def _with_presets(origin: str, layer: DictConfig) -> list[tuple[str, DictConfig]]:
+    """Return the layer after the presets that it names (`algorithm: NAME`, `algorithm: {preset: NAME}`), if any."""
+    layers: list[tuple[str, DictConfig]] = []
+    for section, directory in (("algorithm", PRESETS), ("model", MODEL_PRESETS)):
+        node = layer.get(section) if section in layer else {}
+        if isinstance(node, DictConfig | dict) and "preset" not in node:
+            continue
+        name = node.pop("preset") if isinstance(node, DictConfig) else layer.pop(section)
+        choices = sorted(each.stem for each in directory.glob("*.yaml"))
+        if name not in choices:
+            near = difflib.get_close_matches(str(name), choices, n=1)
+            hint = (
+                f"; did you mean {near[0]!r}?" if near else f"; to change one value say {section}.KEY=VALUE"
+            )
+            raise ConfigError(f"{origin}: {section} must be one of {', '.join(choices)}, got {name!r}{hint}")
+        path = directory / f"{name}.yaml"
+        if section == "algorithm":
+            layers.append((str(path), _preset_defaults()))
+        layers.append((str(path), _read_yaml(path)))
+    return [*layers, (origin, layer)]
 
 
 def _with_reward(layer: DictConfig) -> DictConfig:

@@ -21,7 +21,10 @@ from tokenizers import Tokenizer
 from relax.data.errors import ModelDirectoryError
 
 ChatMessage = dict[str, Any]
-"""{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | ...]}"""
+"""{"role": ..., "content": [{"type": "text", "text": ...} | {"type": "image"} | ...]}, or a text as the content.
+
+Templates of models without towers know no lists.
+"""
 
 
 class ChatError(ValueError):
@@ -84,8 +87,8 @@ class ChatTokenizer:
         Raises:
             ChatError: the template refuses the conversation, or its text holds the model's special tokens.
         """
-        token_ids = self._token_ids(self.render(messages))
-        plain = self._token_ids(self.render(_without_text(messages)))
+        token_ids = self.encode_rendered(self.render(messages))
+        plain = self.encode_rendered(self.render(_without_text(messages)))
         smuggled = Counter(self._specials(token_ids)) - Counter(self._specials(plain))
         if smuggled:
             names = ", ".join(self._tokenizer.id_to_token(int(token)) for token in sorted(smuggled))
@@ -96,7 +99,8 @@ class ChatTokenizer:
         """Return the text of `token_ids`, special tokens left out."""
         return self._tokenizer.decode(np.asarray(token_ids).tolist(), skip_special_tokens=True)
 
-    def _token_ids(self, text: str) -> np.ndarray:
+    def encode_rendered(self, text: str) -> np.ndarray:
+        """Return the token ids of text that may hold special tokens, int32 [num_tokens]."""
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def _specials(self, token_ids: np.ndarray) -> list[int]:
@@ -105,13 +109,13 @@ class ChatTokenizer:
 
 def _without_text(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return the same conversation with a harmless word for each text."""
-    return [
-        {
-            **message,
-            "content": [part | {"text": "a"} if "text" in part else part for part in message["content"]],
-        }
-        for message in messages
-    ]
+    return [{**message, "content": _content_without_text(message["content"])} for message in messages]
+
+
+def _content_without_text(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return "a"
+    return [part | {"text": "a"} if "text" in part else part for part in content]
 
 
 def _load_tokenizer(directory: Path) -> Tokenizer:

@@ -79,7 +79,11 @@ class PromptBuilder:
         self._modalities = dict(modalities)
         self._placeholders = {each.name: each.placeholder for each in modalities.values()}
         self._chat = ChatTokenizer(model_dir)
-        self._pad_ids = {each.tower: self._pad_id(model_dir, each) for each in modalities.values()}
+        self._profile = next(iter(modalities.values())).profile
+        self._pad_ids = {
+            tower: self._pad_id(model_dir, tower, pad)
+            for tower, (_, pad, _) in self._profile.tower_tokens.items()
+        }
 
     def build(self, record: Record) -> Prompt | RowError:
         """Read, decode and encode the record's media and return its prompt; whatever is wrong with it is a RowError."""
@@ -88,6 +92,8 @@ class PromptBuilder:
             chat = [self._chat_message(message) for message in record.messages]
             token_ids = self._chat.encode(chat)
             media = tuple(self._encode(ref, record.base_dir) for ref in record.media)
+            if self._profile.film_in_frames:
+                token_ids = self._with_frames(token_ids, chat, record.media, media)
             token_ids = self._expand(token_ids, record.media, media)
         except (ChatError, MediaError) as error:
             return RowError(record.place, str(error))
@@ -104,12 +110,11 @@ class PromptBuilder:
             source=record.source,
         )
 
-    def _pad_id(self, model_dir: str | Path, modality: Modality) -> int:
-        _, pad, _ = modality.profile.tower_tokens[modality.tower]
+    def _pad_id(self, model_dir: str | Path, tower: str, pad: str) -> int:
         token_id = self._chat.token_id(pad)
         if token_id is None:
             raise ModelDirectoryError(
-                f"{model_dir}: tokenizer must have the {modality.tower} tower's token {pad!r}, got none"
+                f"{model_dir}: tokenizer must have the {tower} tower's token {pad!r}, got none"
             )
         return token_id
 
@@ -124,7 +129,9 @@ class PromptBuilder:
             )
 
     def _chat_message(self, message: Message) -> ChatMessage:
-        return {"role": message.role, "content": [self._chat_part(part) for part in message.parts]}
+        parts = [self._chat_part(part) for part in message.parts]
+        has_towers = bool(self._profile.tower_tokens)
+        return {"role": message.role, "content": parts if has_towers else "".join(p["text"] for p in parts)}
 
     def _chat_part(self, part: Part) -> dict[str, str]:
         if part.kind == "text":
@@ -134,7 +141,13 @@ class PromptBuilder:
             raise ChatError(
                 f"modality must be one of {known}, got {part.kind!r}; name its encoder in modalities.extra"
             )
-        return {"type": self._modalities[part.kind].tower}
+        tower = self._modalities[part.kind].tower
+        if tower not in self._profile.tower_tokens:
+            towers = ", ".join(self._profile.tower_tokens) or "none"
+            raise ChatError(
+                f"media must be for a tower of the model ({towers}), got {part.kind!r} for {tower!r}"
+            )
+        return {"type": tower}
 
     def _text(self, message: Message) -> str:
         return join_parts(message.parts, self._placeholders)
@@ -152,20 +165,60 @@ class PromptBuilder:
         except MediaError as error:
             raise error.at(shown(ref.source)) from error
 
+    def _with_frames(
+        self,
+        token_ids: np.ndarray,
+        chat: Sequence[ChatMessage],
+        refs: Sequence[MediaRef],
+        media: Sequence[MediaItem],
+    ) -> np.ndarray:
+        """Return the conversation with a placeholder for each temporal patch of its films, its time in words before it.
+
+        Source: the processor of Qwen3-VL. Times are those of evenly spread frames.
+        """
+        films = [each for ref, each in zip(refs, media, strict=True) if self._tower(ref.modality) == "video"]
+        if not films:
+            return token_ids
+        start, pad, end = self._profile.tower_tokens["video"]
+        pieces = self._chat.render(chat).split(f"{start}{pad}{end}")
+        if len(pieces) != len(films) + 1:
+            raise ChatError(
+                f"chat template must write {start}{pad}{end} for each film, {len(films)} of them, "
+                f"got {len(pieces) - 1}"
+            )
+        text = pieces[0]
+        for film, piece in zip(films, pieces[1:], strict=True):
+            for time_s in _patch_times(film.encoded, self._profile.temporal_patch_size):
+                text += f"<{time_s:.1f} seconds>{start}{pad}{end}"
+            text += piece
+        return self._chat.encode_rendered(text)
+
+    def _tower(self, modality: str) -> str:
+        return self._modalities[modality].tower
+
+    def _runs(self, item: MediaItem) -> list[tuple[str, int]]:
+        """Return tower and length of each of the item's runs of placeholders."""
+        tower, count = self._tower(item.modality), self._modalities[item.modality].num_tokens(item.encoded)
+        runs = 1
+        if tower == "video" and self._profile.film_in_frames:
+            runs = int(item.encoded["grid_thw"][0])
+        return [(tower, count // runs)] * runs
+
     def _expand(
         self, token_ids: np.ndarray, refs: Sequence[MediaRef], media: Sequence[MediaItem]
     ) -> np.ndarray:
         """Repeat each pad as often as its media item has tokens."""
-        towers = [self._modalities[ref.modality].tower for ref in refs]
+        towers = [self._tower(ref.modality) for ref in refs]
+        runs = [run for item in media for run in self._runs(item)]
         at = np.flatnonzero(np.isin(token_ids, list(self._pad_ids.values())))
-        wanted = np.array([self._pad_ids[tower] for tower in towers], np.int32)
+        wanted = np.array([self._pad_ids[tower] for tower, _ in runs], np.int32)
         if not np.array_equal(token_ids[at], wanted):
             raise ChatError(
                 f"chat template must write one pad token for each media item ({', '.join(towers) or 'none'}), "
                 f"got {len(at)} pads; the model's template may not know this kind of media"
             )
         counts = np.ones(len(token_ids), np.int64)
-        counts[at] = [self._modalities[item.modality].num_tokens(item.encoded) for item in media]
+        counts[at] = [count for _, count in runs]
         if counts.sum() > self.max_prompt_tokens:
             raise ChatError(
                 f"prompt must have at most {self.max_prompt_tokens} tokens, got {counts.sum()} "
@@ -189,6 +242,12 @@ def prompts_to_arrow(prompts: Sequence[Prompt]) -> pa.Table:
         "media_ids": pa.array(media_ids, pa.list_(pa.string())),
     }
     return pa.table(columns)
+
+
+def _patch_times(film: Mapping[str, np.ndarray], frames_per_patch: int) -> np.ndarray:
+    """Return the middle, in seconds, between the first and the last frame of each temporal patch."""
+    seconds = float(film["second_per_grid"])
+    return (np.arange(int(film["grid_thw"][0])) + (frames_per_patch - 1) / frames_per_patch / 2) * seconds
 
 
 def _messages_json(messages: Sequence[Message]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from relax.models.inputs import Encoded, PromptInputs, check_prompt
+from relax.models.positions import rotary_positions
 from relax.models.spec import ThinkerSpec
 
 
@@ -26,6 +27,10 @@ class OmniBatch:
     """int64."""
     attention_mask_BT: torch.Tensor
     """int64, 1 for tokens and 0 for padding."""
+    position_ids_3BT: torch.Tensor
+    """float32, places on the rotary axes: those of films may be fractions."""
+    next_position_B: torch.Tensor
+    """float32, the place of the first completion token, on all three axes."""
     pixel_values: torch.Tensor | None = None
     """uint8 [P, patch values], not normalised."""
     image_grid_thw: torch.Tensor | None = None
@@ -72,11 +77,16 @@ def collate(
     longest = max(len(prompt.token_ids) for prompt in prompts)
     ids = np.full((len(prompts), longest), spec.pad_token_id, np.int64)
     mask = np.zeros((len(prompts), longest), np.int64)
+    # Padding has the places that transformers gives it: experts see padding too, so it decides how sums are rounded.
+    is_seen = any(prompt.media.get(tower) for prompt in prompts for tower in ("image", "video"))
+    positions = np.full((3, len(prompts), longest), 0.0 if is_seen else 1.0, np.float32)
+    following = np.zeros(len(prompts), np.float32)
     for row, prompt in enumerate(prompts):
         num_tokens = len(prompt.token_ids)
         where = slice(longest - num_tokens, longest) if pad == "left" else slice(0, num_tokens)
         ids[row, where] = prompt.token_ids
         mask[row, where] = 1
+        positions[:, row, where], following[row] = rotary_positions(prompt, spec)
     media = {
         tower: [m for prompt in prompts for m in prompt.media.get(tower, ())]
         for tower in ("image", "video", "audio")
@@ -88,6 +98,8 @@ def collate(
     return OmniBatch(
         input_ids_BT=torch.from_numpy(ids),
         attention_mask_BT=torch.from_numpy(mask),
+        position_ids_3BT=torch.from_numpy(positions),
+        next_position_B=torch.from_numpy(following),
         pixel_values=pixel_values,
         image_grid_thw=image_grid_thw,
         pixel_values_videos=pixel_values_videos,
@@ -110,16 +122,25 @@ def normalise_pixels(patches: torch.Tensor, spec: ThinkerSpec, dtype: torch.dtyp
 
 
 def hf_inputs(batch: OmniBatch, spec: ThinkerSpec, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Return the batch as keyword arguments of the Hugging Face model's own `forward` and `generate`."""
+    """Return the batch as keyword arguments of the Hugging Face model's own `forward` and `generate`.
+
+    Rotary positions are left out: the model computes its own.
+    """
     named = {
         "input_ids": batch.input_ids_BT,
         "attention_mask": batch.attention_mask_BT,
         "image_grid_thw": batch.image_grid_thw,
         "video_grid_thw": batch.video_grid_thw,
-        "video_second_per_grid": batch.video_second_per_grid,
         "input_features": batch.input_features,
         "feature_attention_mask": batch.feature_attention_mask,
     }
+    if spec.family.hf_film_seconds is not None:
+        named[spec.family.hf_film_seconds] = batch.video_second_per_grid
+    if spec.family.hf_token_types:
+        is_image, is_video = (
+            batch.input_ids_BT == each for each in (spec.image_token_id, spec.video_token_id)
+        )
+        named["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     for name, patches in (
         ("pixel_values", batch.pixel_values),
         ("pixel_values_videos", batch.pixel_values_videos),

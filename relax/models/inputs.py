@@ -58,11 +58,20 @@ def check_prompt(prompt: PromptInputs, spec: ThinkerSpec, where: str = "prompt")
     if unknown:
         raise PromptError(f"{where}: media must be of the towers {list(TOWERS)}, got {sorted(unknown)}")
     for tower in TOWERS:
-        counts = [_num_tokens(tower, medium, spec, where) for medium in prompt.media.get(tower, ())]
+        media = prompt.media.get(tower, ())
+        if tower not in spec.family.towers:
+            if media:
+                raise PromptError(
+                    f"{where}: media must be of the towers of a {spec.family.name}, "
+                    f"{list(spec.family.towers)}, got {len(media)} of {tower!r}"
+                )
+            continue
+        counts = [count for medium in media for count in _num_tokens(tower, medium, spec, where)]
         _check_runs(ids, tower, counts, spec, where)
 
 
-def _num_tokens(tower: str, medium: Encoded, spec: ThinkerSpec, where: str) -> int:
+def _num_tokens(tower: str, medium: Encoded, spec: ThinkerSpec, where: str) -> list[int]:
+    """Return the lengths of the medium's runs of placeholders."""
     if tower == "audio":
         features = _value(medium, "features", tower, where)
         if features.ndim != 2 or features.shape[0] != spec.num_mel_bins or not features.shape[1]:
@@ -72,7 +81,7 @@ def _num_tokens(tower: str, medium: Encoded, spec: ThinkerSpec, where: str) -> i
             )
         if not np.isfinite(features).all():
             raise PromptError(f"{where}: audio features must be finite, got a value that is not")
-        return num_audio_tokens(features.shape[1])
+        return [num_audio_tokens(features.shape[1], spec.audio_rule)]
     patches, grid = _value(medium, "patches", tower, where), _value(medium, "grid_thw", tower, where)
     merge = spec.merge_size
     if grid.shape != (3,) or (grid <= 0).any() or grid[1] % merge or grid[2] % merge:
@@ -92,7 +101,9 @@ def _num_tokens(tower: str, medium: Encoded, spec: ThinkerSpec, where: str) -> i
             raise PromptError(
                 f"{where}: video second_per_grid must be finite and not negative, got {seconds}"
             )
-    return expected[0] // merge**2
+        if spec.family.film_in_frames:
+            return [expected[0] // merge**2 // int(grid[0])] * int(grid[0])
+    return [expected[0] // merge**2]
 
 
 def _value(medium: Encoded, key: str, tower: str, where: str) -> np.ndarray:

@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from relax.models.errors import CheckpointError
+from relax.models.expert_stacks import ExpertStacks
+from relax.models.loading import Thinker, checkpoint_views
 from relax.models.spec import ThinkerSpec
-from relax.models.thinker import Thinker, checkpoint_views
 from relax.models.tiny_tokenizer import ANSWER_WORDS, make_tokenizer
 
 WEIGHTS_FILE = "model.safetensors"
@@ -108,7 +109,8 @@ def make_tiny_omni(
     _write_json(where / "video_preprocessor_config.json", _video_preprocessor_config(sizes))
     hf = Qwen3OmniMoeThinkerForConditionalGeneration(thinker_config)
     _initialise(hf, sizes, seed)
-    save_weights(Thinker(hf=hf.eval(), spec=ThinkerSpec.from_pretrained(where), model_dir=where), where)
+    spec = ThinkerSpec.from_pretrained(where)
+    save_weights(Thinker(hf.eval(), spec, where, spec.family.names[0], ExpertStacks({}, 0)), where)
     return where
 
 

@@ -1,4 +1,4 @@
-"""The embedded rollout engine: the transformers thinker in this process, where there is no inference server.
+"""The embedded rollout engine: the transformers model in this process, where there is no inference server.
 
 Towers and prompt run once for a group, all samples of a micro-batch decode together. It knows no queues and no
 rewards. Implements `relax.rollout.engine.RolloutEngine`.
@@ -23,7 +23,7 @@ from relax.rollout.torch_engine_decode import Decoding, RoutingTap
 
 
 class TorchEngine:
-    """Samples from a thinker directory; see `relax.rollout.engine` for the contract.
+    """Samples from a model directory of any family; see `relax.rollout.engine` for the contract.
 
     Args:
         model_dir: Directory in Hugging Face layout with tokenizer; its weights are policy version 0.

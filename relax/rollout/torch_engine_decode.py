@@ -22,7 +22,7 @@ from relax.rollout.engine import Completion, FinishReason, GenerateRequest
 
 
 class RoutingTap:
-    """Keeps the experts that the routers chose in the last forward pass, by forward hooks."""
+    """Keeps the experts that the routers chose in the last forward pass, by forward hooks; nothing of a dense model."""
 
     def __init__(self, thinker: Thinker) -> None:
         self._num_layers = thinker.spec.num_layers
@@ -31,12 +31,14 @@ class RoutingTap:
         self._chosen: dict[int, torch.Tensor] = {}
         self._handles = [
             layer.mlp.gate.register_forward_hook(self._hook(index))
-            for index, layer in enumerate(thinker.hf.model.layers)
+            for index, layer in enumerate(thinker.text.layers)
             if hasattr(layer.mlp, "gate")
         ]
 
-    def take(self, num_rows: int) -> np.ndarray:
+    def take(self, num_rows: int) -> np.ndarray | None:
         """Return what the last forward pass chose, [num_rows, tokens, L, K]; layers without experts are 0."""
+        if not self._chosen:
+            return None
         first = next(iter(self._chosen.values()))
         shape = (num_rows, len(first) // num_rows, self._num_layers, self._top_k)
         routes = np.zeros(shape, self.dtype)
@@ -88,7 +90,7 @@ class Decoding:
     def prefill(self, policy_version: int) -> bool:
         """Run towers and language model over the prompts, sample first tokens; return whether steps remain."""
         embedded = embed(self._thinker, self._batch)
-        self._cache = DynamicCache(config=self._thinker.hf.model.config)
+        self._cache = DynamicCache(config=self._thinker.text.config)
         hidden_BTH = language_model(self._thinker, embedded, self._batch.attention_mask_BT, self._cache)
         logits_BV = self._thinker.hf.lm_head(hidden_BTH[:, -1])
         self._prompt_routes = self._routing.take(len(self._requests))
@@ -114,10 +116,11 @@ class Decoding:
         )
         hidden_R1H = language_model(self._thinker, embedded, self._mask_RT, self._cache)
         routes = self._routing.take(num_rows)
-        if self._step_routes is None:
-            shape = (len(self._tokens), self._tokens.shape[1], *routes.shape[2:])
-            self._step_routes = np.zeros(shape, routes.dtype)
-        self._step_routes[self._active, step] = routes[:, 0]
+        if routes is not None:
+            if self._step_routes is None:
+                shape = (len(self._tokens), self._tokens.shape[1], *routes.shape[2:])
+                self._step_routes = np.zeros(shape, routes.dtype)
+            self._step_routes[self._active, step] = routes[:, 0]
         return self._sample(self._thinker.hf.lm_head(hidden_R1H[:, 0]).float(), policy_version)
 
     def completions(self, decode: Callable[[list[int]], str]) -> list[Completion]:

@@ -128,7 +128,9 @@ class Restarter:
                 self._has_to_go_back = False
         running = self._supervisor.running()
         silent = hung(running, self._signs(now, running), now)
-        for name in (each for each in silent if each not in self._silent):  # those are killed, and not yet reported
+        for name in (
+            each for each in silent if each not in self._silent
+        ):  # those are killed, and not yet reported
             self._silent[name] = self._config.silence_s
             self._history.add(HUNG, f"{name} was silent and is killed", service=name)
             self._supervisor.kill(name)

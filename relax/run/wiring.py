@@ -6,8 +6,10 @@ It starts no process, opens no media and imports no torch; what it refuses would
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -17,13 +19,15 @@ from flight.schema import KEY_COLUMNS, TableSpec
 from modalities.base import EncodingProfile, Modality
 from modalities.errors import ModalityError
 from modalities.media import MediaTable
+from modalities.profile import TOWERS
 from modalities.registry import load_modalities
 from modalities.routing import layer_groups, routing_columns
 from relax.config import RunConfig
 from relax.data.errors import ManifestError
-from relax.data.manifest import check_source
+from relax.data.manifest import Manifest, Record, check_source
 from relax.data.mixing import Mixture
 from relax.errors import ConfigError, WiringError
+from relax.models.layout import read_layout
 from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
 from relax.rewards.registry import load_reward
@@ -32,8 +36,12 @@ from relax.train.layout import ModelSizes, check_layout
 
 MAX_HEADER_BYTES = 100 << 20
 """Longest header that the safetensors format allows."""
-TRAINING_COPIES = 4
-"""Copies of the weights in the actor: parameters, gradients and two Adam moments."""
+ROWS_LOOKED_AT = 64
+"""Of each source, for media that the model cannot take; a later row of that kind is a row error."""
+TRAINING_BYTES = {"fp32": 4 * 4, "bf16": 2 + 4 * 4}
+"""Of a parameter in the actor: weight, gradient and two Adam moments; with bf16 weights their fp32 masters too."""
+ENGINE_BYTES = 4
+"""Of a parameter in the embedded engine."""
 
 
 def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
@@ -45,6 +53,7 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
     """
     _check_sources(config)
     _check_model_files(config)
+    _check_towers(config)
     try:
         for part in config.rollout.reward.parts:
             load_reward(part).check()
@@ -159,13 +168,43 @@ def _check_sources(config: RunConfig) -> None:
 def _check_model_files(config: RunConfig) -> None:
     if config.model.path is not None:
         model_dir = Path(config.model.path)
-        for name in ("config.json", "tokenizer_config.json", "preprocessor_config.json"):
+        for name in ("config.json", "tokenizer_config.json"):
             if not (model_dir / name).is_file():
                 raise ConfigError(
                     f"model.path: must be a Hugging Face directory with {name}, got {config.model.path!r}"
+                    + _how_to_fetch(config)
                 )
         if not list(model_dir.glob("*.safetensors")):
             raise ConfigError(f"model.path: must hold safetensors files, got none in {config.model.path!r}")
+
+
+def _how_to_fetch(config: RunConfig) -> str:
+    """Return how to get the checkpoint that a preset names."""
+    hub_name = config.model.hub_name
+    return f"; hf download {hub_name} --local-dir {config.model.path} fetches it" if hub_name else ""
+
+
+def _check_towers(config: RunConfig) -> None:
+    """Refuse media that the model has no tower for, as far as the sources' first rows show them."""
+    if config.model.path is None:
+        return
+    try:
+        profile = EncodingProfile.from_pretrained(config.model.path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {error}") from error
+    if set(profile.tower_tokens) == set(TOWERS):
+        return
+    modalities = _load_modalities(config, profile)
+    for source in (*config.data.train_sources().values(), *config.data.eval.values()):
+        for row in islice(Manifest(source, modalities), ROWS_LOOKED_AT):
+            for ref in row.media if isinstance(row, Record) else ():
+                tower = modalities[ref.modality].tower
+                if tower not in profile.tower_tokens:
+                    towers = ", ".join(profile.tower_tokens) or "none, it reads text alone"
+                    raise ConfigError(
+                        f"{row.place}: media must be for a tower of model.path {config.model.path!r} ({towers}), "
+                        f"got {ref.modality!r} for {tower!r}; choose another model or leave such rows out"
+                    )
 
 
 def _check_layout(config: RunConfig) -> None:
@@ -186,10 +225,10 @@ def _check_layout(config: RunConfig) -> None:
         num_layers=model.num_layers,
         num_heads=model.num_heads,
         num_groups=model.num_key_value_heads,
-        vocab_size=model.vocab_size,
         dense_width=model.dense_width,
-        num_experts=model.num_experts,
+        num_experts=model.num_experts or None,
         num_deepstack=model.num_deepstack,
+        tied=model.tied,
     )
     check_layout(layout, sizes)
 
@@ -200,7 +239,9 @@ def _check_memory(config: RunConfig) -> None:
     weight_bytes = sum(_tensor_bytes(path) for path in Path(config.model.path).glob("*.safetensors"))
     layout = config.actor.layout
     holders = layout.data_parallel * layout.cp
-    needed = weight_bytes * (TRAINING_COPIES * holders + config.rollout.num_workers)
+    num_parameters = sum(math.prod(each.shape) for each in read_layout(config.model.path).values())
+    copies = TRAINING_BYTES[config.actor.dtype] * holders + ENGINE_BYTES * config.rollout.num_workers
+    needed = num_parameters * copies
     available = psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Layer parts that run on any device: attention through torch's own kernel, norms, and interleaved rotary positions.
+"""Layer parts that run on any device: attention through torch's own kernel, norms, and rotary positions of three axes.
 
 They are plugged into Megatron-core's local layer specification; parameter names stay Megatron's.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -137,22 +137,34 @@ class SdpaAttention(MegatronModule):
         return gathered[places.argsort().to(gathered.device)]
 
 
-class InterleavedRotary(nn.Module):
-    """Rotary angles with time, height and width interleaved over the frequencies (T H W T H W ... T T).
+class MultiAxisRotary(nn.Module):
+    """Rotary angles with time, height and width shared out over the frequencies.
 
-    Source: Qwen3-VL and Qwen3-Omni in transformers 5.12 (`apply_interleaved_mrope`).
+    `interleaved`: T H W T H W ... T T; `blocks`: T ... T H ... H W ... W.
+
+    Source: Qwen3-VL and Qwen3-Omni (`apply_interleaved_mrope`), Qwen2.5-VL and Qwen2.5-Omni
+    (`apply_multimodal_rotary_pos_emb`) in transformers 5.12.
     """
 
     inverse_frequencies: Tensor
     axis: Tensor
 
-    def __init__(self, head_size: int, theta: float, sections: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        head_size: int,
+        theta: float,
+        sections: tuple[int, int, int],
+        order: Literal["interleaved", "blocks"] = "interleaved",
+    ) -> None:
         super().__init__()
         half = head_size // 2
         exponent = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-        axis = torch.zeros(half, dtype=torch.long)
-        for number in (1, 2):
-            axis[number : sections[number] * 3 : 3] = number
+        if order == "blocks":
+            axis = torch.arange(3).repeat_interleave(torch.tensor(sections))
+        else:
+            axis = torch.zeros(half, dtype=torch.long)
+            for number in (1, 2):
+                axis[number : sections[number] * 3 : 3] = number
         self.register_buffer("inverse_frequencies", 1.0 / theta**exponent, persistent=False)
         self.register_buffer("axis", axis, persistent=False)
 
@@ -163,33 +175,35 @@ class InterleavedRotary(nn.Module):
         return torch.cat((angle_TBF, angle_TBF), dim=-1)[:, :, None]
 
 
-def layer_spec(num_experts: int | None, ffn_hidden_size: int) -> ModuleSpec:
+def layer_spec(num_experts: int | None, ffn_hidden_size: int, *, qk_norm: bool = True) -> ModuleSpec:
     """Return one decoder layer: the local specification with the parts above; dense without experts.
 
     `ffn_hidden_size` is the width of a dense layer's feed-forward part; experts have theirs from the config.
     """
     spec = get_gpt_layer_local_spec(
-        num_experts=num_experts, moe_grouped_gemm=False, qk_layernorm=True, normalization="RMSNorm"
+        num_experts=num_experts, moe_grouped_gemm=False, qk_layernorm=qk_norm, normalization="RMSNorm"
     )
     layer = spec.submodules
     if num_experts is None:
         layer.mlp.params["ffn_hidden_size"] = ffn_hidden_size
     layer.input_layernorm = layer.pre_mlp_layernorm = PlainNorm
     attention = layer.self_attention.submodules
-    attention.q_layernorm = attention.k_layernorm = PlainNorm
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = PlainNorm
     attention.core_attention = SdpaAttention
     parts = transformer_engine()
     if parts is not None:
-        use_engine(spec, parts)
+        use_engine(spec, parts, qk_norm=qk_norm)
     return spec
 
 
-def use_engine(spec: ModuleSpec, parts: EngineParts) -> None:
+def use_engine(spec: ModuleSpec, parts: EngineParts, *, qk_norm: bool = True) -> None:
     """Put Transformer Engine's matrices and norms into a layer; attention stays, for the masks that it must know."""
     layer = spec.submodules
     attention = layer.self_attention.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = parts.norm
-    attention.q_layernorm = attention.k_layernorm = parts.norm
+    if qk_norm:
+        attention.q_layernorm = attention.k_layernorm = parts.norm
     attention.linear_qkv, attention.linear_proj = parts.column_linear, parts.row_linear
     experts = getattr(layer.mlp.submodules, "experts", None)
     feed_forward = layer.mlp.submodules if experts is None else experts.submodules

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from relax.durable import flush, flush_tree
 from relax.errors import TrainingError
+from relax.models.checkpoint_files import is_weights_file, read_tensors, write_tensors
 from relax.train.mcore_compat import (
     ShardedTensor,
     ShardedTensorFactory,
@@ -126,17 +127,17 @@ def read_tensors_beside(directory: Path | str, name: str) -> dict[str, Tensor]:
 def write_pretrained(
     directory: Path | str, model_dir: Path, tensors: dict[str, Tensor], files: dict[str, str]
 ) -> None:
-    """Write a Hugging Face directory: `tensors` in the files they came from, all other files copied.
+    """Write a Hugging Face directory: tensors in the files named for them, all other files copied.
 
-    An older directory of that name is replaced.
+    Tensors of further models, which `tensors` lacks, are those of `model_dir`. An older directory of that name is
+    replaced.
     """
     with _whole_or_absent(Path(directory)) as partial:
         for path in sorted(model_dir.iterdir()):
-            if path.is_file() and path.name not in files.values():
+            if path.is_file() and not is_weights_file(path):
                 shutil.copyfile(path, partial / path.name)
-        for file in sorted(set(files.values())):
-            chosen = {name: tensors[name].contiguous() for name in tensors if files[name] == file}
-            save_file(chosen, partial / file, metadata={"format": "pt"})
+        foreign = read_tensors(model_dir, files.keys() - tensors.keys())
+        write_tensors(partial, {**foreign, **tensors}, files)
 
 
 def _sharded_state(policy: OmniPolicy, weights: Weights) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The thinker's text model on Megatron-core: embeddings in, logits at chosen positions out.
+"""The language model of any family on Megatron-core: embeddings in, logits at chosen positions out.
 
 It knows nothing of pictures or sounds: the caller splices the towers' outputs into the embeddings and names the
 places where deepstack features are added. Weights come and go through `relax.train.names`.
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from relax.errors import TrainingError
-from relax.train.attention import Documents, InterleavedRotary, PlainNorm, layer_spec
+from relax.models.families import Family, family_of_type
+from relax.train.attention import Documents, MultiAxisRotary, PlainNorm, layer_spec
 from relax.train.layout import LayoutConfig, ModelSizes, check_layout
 from relax.train.mcore_compat import (
     GPTModel,
@@ -55,12 +56,18 @@ class DecoderInputs:
 
 
 class ThinkerLanguageModel(GPTModel):
-    """Megatron-core's GPT with interleaved rotary positions, deepstack, and logits only where they are asked."""
+    """Megatron-core's GPT with rotary positions of three axes, deepstack, and logits only where they are asked.
+
+    Attributes:
+        vocab_size: Words of the model; the matrices have as many rows more as make tensor parallel ranks' parts equal.
+        padded_vocab_size: Rows of the matrices.
+    """
 
     def __init__(
         self,
         text_config: Any,
         *,
+        family: Family | None = None,
         layout: LayoutConfig | None = None,
         stage: int = 0,
         tied: bool = False,
@@ -68,14 +75,19 @@ class ThinkerLanguageModel(GPTModel):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         layout = layout or LayoutConfig()
+        family = family or family_of_type(text_config.model_type)
         check_layout(layout, model_sizes(text_config, tied=tied))
-        config = transformer_config(text_config, layout=layout, recompute=recompute, dtype=dtype)
+        config = transformer_config(
+            text_config, family=family, layout=layout, recompute=recompute, dtype=dtype
+        )
         layers = layout.stage_layers(config.num_layers)
         first = sum(layers[:stage])
         super().__init__(
             config=config,
-            transformer_layer_spec=_block_spec(text_config, slice(first, first + layers[stage])),
-            vocab_size=text_config.vocab_size,
+            transformer_layer_spec=_block_spec(
+                text_config, slice(first, first + layers[stage]), qk_norm=family.qk_norm
+            ),
+            vocab_size=padded_size(text_config.vocab_size, layout.tp),
             max_sequence_length=text_config.max_position_embeddings,
             pre_process=stage == 0,
             post_process=stage == layout.pp - 1,
@@ -86,7 +98,9 @@ class ThinkerLanguageModel(GPTModel):
         self.first_layer = first
         rope = text_config.rope_parameters
         sections = tuple(rope.get("mrope_section") or (config.kv_channels // 2, 0, 0))
-        self.rotary = InterleavedRotary(config.kv_channels, rope["rope_theta"], sections)
+        self.rotary = MultiAxisRotary(config.kv_channels, rope["rope_theta"], sections, family.rotary)
+        self.vocab_size = text_config.vocab_size
+        self.padded_vocab_size = padded_size(text_config.vocab_size, layout.tp)
         self._splits_norms = layout.splits_norms
         self._deepstack: list[tuple[Tensor, Tensor]] = []
         if stage == 0:
@@ -142,11 +156,18 @@ class ThinkerLanguageModel(GPTModel):
         self._deepstack = [self._own_visuals(inputs, features) for features in inputs.deepstack]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of chosen hidden states on the last stage, [N, H] to this rank's words, [N, V / tp]."""
+        """Return the logits of chosen hidden states on the last stage, [N, H] to this rank's words, [N, V / tp].
+
+        The last rank leaves out the words that only fill up its matrix.
+        """
         weight = (
             self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         )
-        return self.output_layer(hidden[:, None], weight=weight)[0][:, 0]
+        logits = self.output_layer(hidden[:, None], weight=weight)[0][:, 0]
+        first = (
+            self.pg_collection.tp.rank() * logits.shape[1] if self.padded_vocab_size > self.vocab_size else 0
+        )
+        return logits[:, : self.vocab_size - first]
 
     def _own_visuals(self, inputs: DecoderInputs, features_SH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the visual places in [R * B] of this rank and what is added there."""
@@ -184,7 +205,6 @@ def model_sizes(text_config: Any, *, tied: bool = False) -> ModelSizes:
         num_layers=text_config.num_hidden_layers,
         num_heads=text_config.num_attention_heads,
         num_groups=text_config.num_key_value_heads,
-        vocab_size=text_config.vocab_size,
         dense_width=None if all(moe_layers(text_config)) else text_config.intermediate_size,
         num_experts=_num_experts(text_config) if any(moe_layers(text_config)) else None,
         tied=tied,
@@ -194,16 +214,18 @@ def model_sizes(text_config: Any, *, tied: bool = False) -> ModelSizes:
 def transformer_config(
     text_config: Any,
     *,
+    family: Family | None = None,
     layout: LayoutConfig | None = None,
     recompute: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> TransformerConfig:
-    """Translate a Hugging Face text configuration (Qwen3 family, dense or MoE).
+    """Translate a Hugging Face text configuration of a family, by default the one that it names.
 
     Raises:
         TrainingError: the configuration asks for what the layers here do not do.
     """
-    _check_supported(text_config)
+    family = family or family_of_type(text_config.model_type)
+    _check_supported(text_config, family)
     layout = layout or LayoutConfig()
     stages = layout.stage_layers(text_config.num_hidden_layers)
     settings: dict[str, Any] = {
@@ -215,11 +237,11 @@ def transformer_config(
         "ffn_hidden_size": text_config.intermediate_size,
         "normalization": "RMSNorm",
         "layernorm_epsilon": text_config.rms_norm_eps,
-        "qk_layernorm": True,
+        "qk_layernorm": family.qk_norm,
         "gated_linear_unit": True,
         "activation_func": functional.silu,
         "add_bias_linear": False,
-        "add_qkv_bias": bool(getattr(text_config, "attention_bias", False)),
+        "add_qkv_bias": family.qkv_bias,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": dtype,
@@ -249,7 +271,7 @@ def transformer_config(
             "moe_router_topk": text_config.num_experts_per_tok,
             "moe_ffn_hidden_size": text_config.moe_intermediate_size,
             "moe_layer_freq": [int(is_moe) for is_moe in moe_layers(text_config)],
-            "moe_router_pre_softmax": not text_config.norm_topk_prob,
+            "moe_router_pre_softmax": not getattr(text_config, "norm_topk_prob", True),
             "moe_router_dtype": "fp32",
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
@@ -276,10 +298,18 @@ def moe_layers(text_config: Any) -> list[bool]:
     return [n not in dense and (n + 1) % step == 0 for n in range(text_config.num_hidden_layers)]
 
 
-def _block_spec(text_config: Any, chosen: slice) -> TransformerBlockSubmodules:
+def padded_size(vocab_size: int, parts: int) -> int:
+    """Return the rows of a vocabulary's matrix that can be cut into so many equal parts."""
+    return -(-vocab_size // parts) * parts
+
+
+def _block_spec(text_config: Any, chosen: slice, *, qk_norm: bool) -> TransformerBlockSubmodules:
     num_experts = _num_experts(text_config)
     width = text_config.intermediate_size
-    layers = [layer_spec(num_experts if is_moe else None, width) for is_moe in moe_layers(text_config)]
+    layers = [
+        layer_spec(num_experts if is_moe else None, width, qk_norm=qk_norm)
+        for is_moe in moe_layers(text_config)
+    ]
     return TransformerBlockSubmodules(layer_specs=layers[chosen], layer_norm=PlainNorm)
 
 
@@ -293,17 +323,19 @@ def _head_size(text_config: Any) -> int:
     )
 
 
-def _check_supported(text_config: Any) -> None:
+def _check_supported(text_config: Any, family: Family) -> None:
     rope = text_config.rope_parameters
     sections = rope.get("mrope_section")
+    is_interleaved = family.rotary == "interleaved"
     for what, value, allowed in (
         ("hidden_act", text_config.hidden_act, "silu"),
         ("rope_parameters.rope_type", rope["rope_type"], "default"),
         (
             "rope_parameters.mrope_interleaved",
-            bool(rope.get("mrope_interleaved", True)) or not sections,
-            True,
+            bool(rope.get("mrope_interleaved", is_interleaved)) if sections else is_interleaved,
+            is_interleaved,
         ),
+        ("attention_bias", bool(getattr(text_config, "attention_bias", False)), False),
         ("use_sliding_window", bool(getattr(text_config, "use_sliding_window", False)), False),
     ):
         if value != allowed:

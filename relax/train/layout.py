@@ -107,7 +107,6 @@ class ModelSizes:
     num_heads: int
     num_groups: int
     """Key/value heads."""
-    vocab_size: int
     dense_width: int | None
     """Width of the feed-forward part of layers without experts; None when there is none."""
     num_experts: int | None
@@ -129,7 +128,6 @@ def check_layout(layout: LayoutConfig, sizes: ModelSizes) -> None:
     for what, value, key, parts in (
         ("attention heads", sizes.num_heads, "tp", layout.tp),
         ("key/value heads", sizes.num_groups, "tp", layout.tp),
-        ("vocabulary", sizes.vocab_size, "tp", layout.tp),
         ("dense feed-forward width", sizes.dense_width or 0, "tp", layout.tp),
         ("experts", sizes.num_experts or 0, "ep", layout.ep),
     ):

@@ -3,6 +3,7 @@
 A rule says which checkpoint tensors make one Megatron parameter, how they are merged and how they are split again:
 
     qkv            per key/value group: its queries, its key, its value
+    vocabulary     rows of zeros below, where tensor parallel ranks could not have equal parts
     linear_fc1     gate above up
     the rest       one to one
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from relax.errors import TrainingError
 from relax.train.shards import cut_of
@@ -33,12 +35,18 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class NameMap:
-    """Translates one model's names. `prefix` is what the checkpoint puts before `model.` and `lm_head.`."""
+    """Translates one model's names.
 
-    prefix: str
+    `text` is what the checkpoint puts before `layers.` and `embed_tokens.`, `head` its name of the output matrix.
+    Matrices of the vocabulary may have rows here that the checkpoint does not have: `padding`, of zeros.
+    """
+
+    text: str
+    head: str
     num_heads: int
     num_groups: int
     head_size: int
+    padding: int = 0
 
     def rule(self, name: str) -> Rule:
         """Return the rule of a Megatron parameter.
@@ -46,13 +54,14 @@ class NameMap:
         Raises:
             TrainingError: the name is not one that the language model here has.
         """
-        whole = _WHOLE.get(name)
-        if whole is not None:
-            return _one_to_one(self.prefix + whole)
+        if name in _VOCABULARY:
+            return Rule((self.head if name == _OUTPUT else self.text + _EMBEDDING,), self._pad, self._unpad)
+        if name == "decoder.final_layernorm.weight":
+            return _one_to_one(f"{self.text}norm.weight")
         found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
         if found is None:
             raise TrainingError(f"names: {name!r} must be a parameter of the decoder; add a rule for it")
-        layer, part = f"{self.prefix}model.layers.{found[1]}.", found[2]
+        layer, part = f"{self.text}layers.{found[1]}.", found[2]
         if part in _PER_LAYER:
             return _one_to_one(layer + _PER_LAYER[part])
         if part in ("self_attention.linear_qkv.weight", "self_attention.linear_qkv.bias"):
@@ -108,6 +117,12 @@ class NameMap:
             used.update(rule.names)
         return used
 
+    def _pad(self, parts: list[Tensor]) -> Tensor:
+        return functional.pad(parts[0], (0, 0, 0, self.padding)) if self.padding else parts[0]
+
+    def _unpad(self, whole: Tensor) -> list[Tensor]:
+        return [whole[: len(whole) - self.padding]]
+
     def _merge_qkv(self, parts: list[Tensor]) -> Tensor:
         grouped = [part.reshape(self.num_groups, -1, *part.shape[1:]) for part in parts]
         return torch.cat(grouped, dim=1).flatten(0, 1)
@@ -120,11 +135,9 @@ class NameMap:
         ]
 
 
-_WHOLE = {
-    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
-    "decoder.final_layernorm.weight": "model.norm.weight",
-    "output_layer.weight": "lm_head.weight",
-}
+_OUTPUT = "output_layer.weight"
+_VOCABULARY = ("embedding.word_embeddings.weight", _OUTPUT)
+_EMBEDDING = "embed_tokens.weight"
 _PER_LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",

@@ -1,5 +1,7 @@
 """The policy that is trained: Hugging Face towers and Megatron-core language model, from and to one checkpoint format.
 
+It is the same for every family of models (`relax.models.families`); a text model has no towers.
+
 It turns prompts into embeddings once for each group, and micro-batches into the hidden states that predict the
 completion tokens. It computes no loss and updates nothing. On several ranks each has its part of the language model;
 the towers are on those of the first stage.
@@ -16,12 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from relax.errors import TrainingError
+from relax.models.checkpoint_files import read_tensors, tensor_files
 from relax.models.inputs import PromptInputs
-from relax.models.thinker import collate, embed, load_thinker, train_towers
+from relax.models.thinker import collate, embed, load_towers, train_towers
 from relax.train.batch import MicroBatch, RoutingShape
 from relax.train.decoder_inputs import Completions, Predicted, PromptTable, lay_out, predicted, routed
 from relax.train.language_model import DecoderInputs, ThinkerLanguageModel, moe_layers
@@ -99,20 +101,19 @@ class OmniPolicy(nn.Module):
         """
         super().__init__()
         self.world = world
-        self._thinker = load_thinker(model_dir, dtype)
-        hf, text_config = self._thinker.hf, self._thinker.hf.config.text_config
-        # Of the Hugging Face module only the towers stay; its language model is Megatron's from here on.
-        hf.model, hf.lm_head = nn.Module(), nn.Module()
-        if not world.is_first_stage:
-            hf.visual, hf.audio_tower = nn.Module(), nn.Module()
+        self._thinker = load_towers(model_dir, dtype, empty=not world.is_first_stage)
+        self._spec, self._names = self._thinker.spec, self._thinker.names
+        text_config = self._thinker.hf.config.get_text_config()
         train_towers(self._thinker, not freeze_towers)
-        self.visual, self.audio_tower = hf.visual, hf.audio_tower
-        tied = bool(getattr(hf.config, "tie_word_embeddings", False))
+        self._towers = list(self._thinker.towers) if world.is_first_stage else []
+        for name in self._towers:
+            self.add_module(name, self._thinker.towers[name])
         self.language_model = ThinkerLanguageModel(
             text_config,
+            family=self._spec.family,
             layout=world.layout,
             stage=world.place.pp_rank,
-            tied=tied,
+            tied=self._spec.tied,
             recompute=recompute,
             dtype=dtype,
         )
@@ -123,7 +124,7 @@ class OmniPolicy(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        return self._thinker.spec.vocab_size
+        return self._spec.vocab_size
 
     @property
     def routed_layers(self) -> list[int]:
@@ -150,7 +151,8 @@ class OmniPolicy(nn.Module):
         ranks = self.world.layout.tp
         if ranks == 1:
             return None
-        return VocabularyPart(self.world.place.tp_rank * (self.vocab_size // ranks), self.world.tp_group)
+        each = self.language_model.padded_vocab_size // ranks
+        return VocabularyPart(self.world.place.tp_rank * each, self.world.tp_group)
 
     def towers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the towers' parameters."""
@@ -181,11 +183,15 @@ class OmniPolicy(nn.Module):
         whole = gather_whole(self.world, parts)
         if self.world.rank:
             return {}
-        named = dict(self._name_map.to_checkpoint(whole.items()))
-        return named | {self._prefix + n: t for n, t in tensors.items() if not n.startswith(LANGUAGE_MODEL)}
+        named = self._stacks.join(dict(self._name_map.to_checkpoint(whole.items())))
+        if self._names.head in self._dtypes and self._spec.tied:
+            named[self._names.head] = named[f"{self._names.text}embed_tokens.weight"]
+        return named | {
+            self._tower_name(n): t for n, t in tensors.items() if not n.startswith(LANGUAGE_MODEL)
+        }
 
     def files(self) -> dict[str, str]:
-        """Return the file of the model directory that each tensor came from."""
+        """Return the file of the model directory of each tensor there, those of further models included."""
         return dict(self._files)
 
     def embed_prompts(self, prompts: Sequence[PromptInputs]) -> PromptTable:
@@ -196,7 +202,7 @@ class OmniPolicy(nn.Module):
         if not self.world.is_first_stage:
             longest = max(len(prompt.token_ids) for prompt in prompts)
             return self._share_positions(len(prompts), longest, None)
-        batch = collate(prompts, self._thinker.spec, "right").to(self.world.device)
+        batch = collate(prompts, self._spec, "right").to(self.world.device)
         token_embeds = self.language_model.embed_tokens(batch.input_ids_BT)
         embedded = embed(self._thinker, batch, token_embeds)
         visual_F = embedded.visual_mask_BT.flatten()
@@ -251,54 +257,48 @@ class OmniPolicy(nn.Module):
         return global_name(name, self.language_model.first_layer, self.world.place.ep_rank * each)
 
     def _load(self, model_dir: Path) -> dict[str, torch.dtype]:
-        embedding = next((n for n in self._files if n.endswith("model.embed_tokens.weight")), None)
-        if embedding is None:
-            raise TrainingError(f"load: {model_dir} must hold a tensor model.embed_tokens.weight, got none")
-        self._prefix = embedding.removesuffix("model.embed_tokens.weight")
-        config = self.language_model.config
+        """Read the language model's tensors and return the type of every tensor of the model, by its name there."""
+        config, names, family = self.language_model.config, self._names, self._spec.family
         self._name_map = NameMap(
-            prefix=self._prefix,
+            text=names.text,
+            head=names.head,
             num_heads=config.num_attention_heads,
             num_groups=config.num_query_groups,
             head_size=config.kv_channels,
+            padding=self.language_model.padded_vocab_size - self.vocab_size,
         )
-        tensors = read_tensors(model_dir, self._files)
+        self._stacks = self._thinker.stacks
+        stored = read_tensors(
+            model_dir, [name for name in self._files if not name.startswith(family.foreign)]
+        )
         used = self._name_map.from_checkpoint(
-            self.global_names(), tensors, tp_rank=self.world.place.tp_rank, tp_size=self.world.layout.tp
+            self.global_names(),
+            self._stacks.split(stored),
+            tp_rank=self.world.place.tp_rank,
+            tp_size=self.world.layout.tp,
         )
-        used |= {self._prefix + name for name, _ in self._tower_state()}
-        unknown = self._unused(sorted(tensors), used)
+        used |= {self._tower_name(name) for name, _ in self._tower_state()}
+        if self._spec.tied:
+            used.add(names.head)
+        unknown = self._unused(sorted(self._stacks.split(stored)), used)
         if unknown:
             raise TrainingError(
-                f"load: {model_dir} must hold only tensors of the thinker, got {len(unknown)} others, "
+                f"load: {model_dir} must hold only tensors of a {family.name}, got {len(unknown)} others, "
                 f"first {unknown[0]!r}; drop them or extend relax.train.names"
             )
-        return {name: tensor.dtype for name, tensor in tensors.items()}
+        return {name: tensor.dtype for name, tensor in stored.items()}
 
     def _unused(self, names: list[str], used: set[str]) -> list[str]:
         """Return the names that no rank uses."""
         uses = self.world.sum(torch.tensor([float(name in used) for name in names], device=self.world.device))
         return [name for name, count in zip(names, uses.tolist(), strict=True) if not count]
 
+    def _tower_name(self, name: str) -> str:
+        """Return the checkpoint's name of a tower's tensor."""
+        tower, _, rest = name.partition(".")
+        return self._names.towers[tower] + rest
+
     def _tower_state(self) -> Iterator[tuple[str, Tensor]]:
-        for tower in ("visual", "audio_tower"):
+        for tower in self._towers:
             for name, tensor in getattr(self, tower).state_dict().items():
                 yield f"{tower}.{name}", tensor
-
-
-def tensor_files(model_dir: Path) -> dict[str, str]:
-    """Return the safetensors file of each tensor of a model directory."""
-    files = {}
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as opened:
-            files.update(dict.fromkeys(opened.keys(), path.name))
-    return files
-
-
-def read_tensors(model_dir: Path, files: dict[str, str]) -> dict[str, Tensor]:
-    """Read tensors by name, each from its file (mapped, not copied, until it is used)."""
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(set(files.values())):
-        with safe_open(model_dir / file, framework="pt") as opened:
-            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    return tensors

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from relax.algorithms.config import AlgorithmConfig
+from relax.models.checkpoint_files import plan_shards, read_tensors
 from relax.models.snapshot import write_snapshot
 from relax.train.batch import (
     CutRules,
@@ -161,14 +162,18 @@ class Trainer:
             write_snapshot(snapshot_dir, tensors, policy_version, durable=False)
         self.world.wait_for_all()
 
-    def save_pretrained(self, directory: Path) -> None:
+    def save_pretrained(self, directory: Path, *, max_shard_bytes: int | None = None) -> None:
         """Write a Hugging Face directory: the weights, and every other file of the model directory as it was.
 
-        All ranks must call it.
+        Each tensor is in the file that it came from; with `max_shard_bytes` in files of at most that size. All ranks
+        must call it.
         """
         tensors = self.policy.checkpoint_tensors()
         if self.world.rank == 0:
-            write_pretrained(directory, self._model_dir, tensors, self.policy.files())
+            files = self.policy.files()
+            if max_shard_bytes is not None:
+                files = plan_shards({**read_tensors(self._model_dir), **tensors}, max_shard_bytes)
+            write_pretrained(directory, self._model_dir, tensors, files)
         self.world.wait_for_all()
 
     def save_checkpoint(self, directory: Path) -> None:

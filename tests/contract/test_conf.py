@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flight.files.table_config import load_tables
-from relax.config import PRESETS, load_config, save_config
+from relax.config import MODEL_PRESETS, PRESETS, load_config, save_config
 from relax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +109,37 @@ def test_unknown_preset_is_refused(word: str, message: str) -> None:
         load_config([], [word])
     names = ", ".join(PRESET_NAMES)
     assert str(raised.value) == f"command line {word!r}: algorithm must be one of {names}, {message}"
+
+
+MODEL_NAMES = sorted(path.stem for path in MODEL_PRESETS.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_model_preset_names_one_checkpoint(name: str) -> None:
+    """Its name on the hub, a directory under `model.root`, and a file name that is made of it."""
+    made = load_config([ROOT / "conf" / "omni_grpo.yaml"], [f"model={name}", "model.root=/checkpoints"])
+    hub_name = made.model.hub_name or ""
+    last = hub_name.partition("/")[2]
+    assert made.model.path == f"/checkpoints/{last}"
+    assert last.removesuffix("-Instruct").lower().replace("-", "_").replace(".", "_") == name
+    assert (made.actor.dtype, made.actor.lr, made.actor.recompute) == ("bf16", 1e-6, True)
+
+
+def test_model_preset_gives_way_to_other_words() -> None:
+    """In whatever order; an algorithm beside it is chosen too."""
+    words = ["model.path=elsewhere", "algorithm=gspo", "model=qwen3_8b", "actor.lr=2e-6"]
+    for order in (words, words[::-1]):
+        made = load_config([], order)
+        assert (made.model.path, made.model.hub_name) == ("elsewhere", "Qwen/Qwen3-8B")
+        assert (made.algorithm.name, made.actor.lr) == ("gspo", 2e-6)
+
+
+def test_unknown_model_preset_is_refused() -> None:
+    """With the nearest one."""
+    with pytest.raises(
+        ConfigError, match=r"model must be one of .*, got 'qwen3_9b'; did you mean 'qwen3_8b'\?"
+    ):
+        load_config([], ["model=qwen3_9b"])
 
 
 def test_config_fields_have_docstrings() -> None:

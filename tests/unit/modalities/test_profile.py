@@ -77,3 +77,37 @@ def test_profile_refuses_impossible_numbers(tmp_path: Path, content: dict, messa
     _write(tmp_path / "preprocessor_config.json", content)
     with pytest.raises(ValueError, match=f"^{tmp_path}: encoding profile: {message}"):
         EncodingProfile.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "towers", "audio_rule", "film_in_frames"),
+    [
+        ({"model_type": "qwen3"}, [], "qwen3_omni", False),
+        ({"model_type": "qwen3_vl", "vision_config": {}}, ["image", "video"], "qwen3_omni", True),
+        (
+            {"model_type": "qwen2_5_omni", "thinker_config": {"vision_config": {}, "audio_config": {}}},
+            ["image", "audio", "video"],
+            "qwen2_5_omni",
+            False,
+        ),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_profile_has_the_towers_of_the_model(
+    tmp_path: Path, config: dict, towers: list[str], audio_rule: str, film_in_frames: bool
+) -> None:
+    """A text model needs no processor; how sounds and films are counted is the family's."""
+    _write(tmp_path / "config.json", config)
+    if towers:
+        _write(tmp_path / "preprocessor_config.json", {"patch_size": 14})
+    profile = EncodingProfile.from_pretrained(tmp_path)
+    assert sorted(profile.tower_tokens) == sorted(towers)
+    assert (profile.audio_rule, profile.film_in_frames) == (audio_rule, film_in_frames)
+
+
+def test_profile_refuses_an_unknown_audio_rule() -> None:
+    """With those that there are."""
+    with pytest.raises(
+        ValueError, match=r"audio_rule must be one of qwen3_omni, qwen2_5_omni, got 'whisper'"
+    ):
+        EncodingProfile(audio_rule="whisper")

@@ -50,6 +50,11 @@ def test_check_wiring_accepts_the_defaults():
             "model.path: must be a Hugging Face directory with config.json, got 'nowhere'",
         ),
         (
+            RunConfig(model=ModelConfig(path="models/Qwen3-8B", hub_name="Qwen/Qwen3-8B")),
+            "model.path: must be a Hugging Face directory with config.json, got 'models/Qwen3-8B'; "
+            "hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B fetches it",
+        ),
+        (
             RunConfig(prompts_per_step=2, rollout=RolloutConfig(num_workers=3)),
             "prompts_per_step: must be at least rollout.num_workers=3, got 2",
         ),

@@ -24,6 +24,8 @@ from relax.models.tiny import make_tiny_omni
 from relax.train.batch import TrainBatch
 
 NUM_EXPERTS, TOP_K, NUM_MEL_BINS, PATCH = 5, 2, 32, 8
+SECONDS = 0.5
+"""Between two temporal patches of a film."""
 END = 9
 """An ordinary token after each medium; the model does not look for one."""
 MIXED = (("image", "audio", "video"), ("video", "image"), ("audio",), ())
@@ -126,25 +128,28 @@ def make_prompt(rng: np.random.Generator, kinds: Sequence[str], spec: ThinkerSpe
     ids = rng.integers(10, 400, 2).tolist()
     media: dict[str, list[Encoded]] = {}
     for kind in kinds:
-        encoded, num_tokens = _medium(rng, kind, spec)
+        encoded, runs = _medium(rng, kind, spec)
         start = spec.audio_start_token_id if kind == "audio" else spec.vision_start_token_id
-        ids += [start, *[pads[kind]] * num_tokens, END]
+        for num_tokens in runs:
+            ids += [start, *[pads[kind]] * num_tokens, END]
         media.setdefault(kind, []).append(encoded)
     ids += rng.integers(10, 400, rng.integers(3, 9)).tolist()
     return PromptInputs(np.array(ids, np.int32), media)
 
 
-def _medium(rng: np.random.Generator, kind: str, spec: ThinkerSpec) -> tuple[Encoded, int]:
+def _medium(rng: np.random.Generator, kind: str, spec: ThinkerSpec) -> tuple[Encoded, list[int]]:
+    """Return a random medium and the lengths of its runs of placeholders."""
     if kind == "audio":
         num_frames = int(rng.integers(30, 130))
         features = rng.standard_normal((spec.num_mel_bins, num_frames)).astype(np.float32)
-        return {"features": features}, num_audio_tokens(num_frames)
+        return {"features": features}, [num_audio_tokens(num_frames, spec.audio_rule)]
     grid = np.array([1 if kind == "image" else 2, 4, 2 * rng.integers(1, 4)], np.int32)
     patches = rng.integers(0, 256, (int(grid.prod()), spec.patch_values), dtype=np.uint8)
     encoded = {"patches": patches, "grid_thw": grid}
     if kind == "video":
-        encoded["second_per_grid"] = np.array(0.5, np.float32)
-    return encoded, int(grid.prod()) // 4
+        encoded["second_per_grid"] = np.array(SECONDS, np.float32)
+    runs = int(grid[0]) if spec.family.film_in_frames else 1
+    return encoded, [int(grid.prod()) // 4 // runs] * runs
 
 
 def thinker_config(**text_changes: object) -> Qwen3OmniMoeThinkerConfig:
@@ -221,7 +226,10 @@ class PlainPolicy:
 
     def row_logits(self, batch: TrainBatch, row: int) -> Tensor:
         """Return the logits [num_completion_tokens, V] that predict the row's completion."""
-        prompt, tokens = batch.prompts[batch.groups[row]], batch.completion_token_ids[row]
+        return self.logits(batch.prompts[batch.groups[row]], batch.completion_token_ids[row])
+
+    def logits(self, prompt: PromptInputs, tokens: np.ndarray) -> Tensor:
+        """Return the logits [num_completion_tokens, V] that predict a prompt's completion."""
         whole = PromptInputs(np.concatenate([prompt.token_ids, tokens]), prompt.media)
         inputs = hf_inputs(collate([whole], self.thinker.spec), self.thinker.spec)
         first = len(prompt.token_ids) - 1

@@ -74,7 +74,7 @@ def test_dense_text_model_equals_transformers(tied) -> None:
     )
     theirs = Qwen3ForCausalLM(config).eval()
     ours = ThinkerLanguageModel(config, tied=tied)
-    names = NameMap(prefix="", num_heads=4, num_groups=2, head_size=16)
+    names = NameMap(text="model.", head="lm_head.weight", num_heads=4, num_groups=2, head_size=16)
     names.from_checkpoint(ours.named_parameters(), theirs.state_dict())
     ids = torch.randint(0, 96, (2, 7))
     positions = torch.arange(7.0).expand(3, 2, 7)

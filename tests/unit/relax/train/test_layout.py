@@ -19,7 +19,6 @@ SIZES = ModelSizes(
     num_layers=3,
     num_heads=4,
     num_groups=2,
-    vocab_size=512,
     dense_width=48,
     num_experts=4,
     num_deepstack=2,
@@ -93,7 +92,6 @@ def test_layout_refuses_what_cannot_be(settings, message) -> None:
     ("settings", "changes", "message"),
     [
         ({"tp": 4}, {}, r"tp: must divide the model's key/value heads, 2, got 4"),
-        ({"tp": 2}, {"vocab_size": 511}, r"tp: must divide the model's vocabulary, 511, got 2"),
         ({"tp": 2}, {"dense_width": 47}, r"tp: must divide the model's dense feed-forward width, 47, got 2"),
         ({"ep": 2}, {"num_experts": 5}, r"ep: must divide the model's experts, 5, got 2"),
         ({"ep": 2}, {"num_experts": None}, r"ep: must be 1 for a model without experts, got 2"),

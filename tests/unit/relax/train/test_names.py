@@ -13,7 +13,7 @@ from relax.train.names import NameMap
 from relax.train.policy import OmniPolicy
 from relax.train.runtime import start_parallel
 
-MAP = NameMap(prefix="thinker.", num_heads=4, num_groups=2, head_size=3)
+MAP = NameMap(text="thinker.model.", head="thinker.lm_head.weight", num_heads=4, num_groups=2, head_size=3)
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,9 @@ def _edited(thinker_dir, tmp_path, edit):
 
 def test_policy_refuses_a_tensor_that_it_does_not_have(thinker_dir, tmp_path) -> None:
     """An unknown name is refused and said."""
-    directory = _edited(thinker_dir, tmp_path, lambda t: t.update({"talker.weight": torch.zeros(2)}))
+    directory = _edited(thinker_dir, tmp_path, lambda t: t.update({"extra.weight": torch.zeros(2)}))
     with pytest.raises(
-        TrainingError, match=r"must hold only tensors of the thinker, got 1 others, first 'talker"
+        TrainingError, match=r"must hold only tensors of a qwen3_omni_moe, got 1 others, first 'extra"
     ):
         OmniPolicy(directory, start_parallel(0))
 
