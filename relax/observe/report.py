@@ -108,6 +108,7 @@ def _page(directory: Path, inputs: ReportInputs, limits: ReportLimits) -> dict[s
     )
     errors = inputs.row_errors if inputs.row_errors is not None else pa.table({})
     rewards = _rewards(charts, rollouts, evals)
+    metrics = read_metrics(directory)
     return {
         "title": inputs.run_name or directory.resolve().name,
         "outcome": inputs.outcome,
@@ -117,7 +118,8 @@ def _page(directory: Path, inputs: ReportInputs, limits: ReportLimits) -> dict[s
         "rewards": rewards,
         "staleness": _staleness(charts, rollouts, inputs),
         "throughput": _throughput(charts, rollouts),
-        "time_shares": _time_shares(charts, read_metrics(directory)),
+        "mismatch": _mismatch(charts, metrics),
+        "time_shares": _time_shares(charts, metrics),
         "errors": _errors(errors),
         "events": [(_clip(moment, 40), _clip(text, 400)) for moment, text in inputs.events],
         "wrong": _wrong_answers(evals, limits, _embedders(evals, limits, inputs)),
@@ -247,6 +249,28 @@ def _throughput(charts: Any, rollouts: pa.Table) -> dict[str, Any] | None:
         "median": float(np.median(rates)),
         "max": float(rates.max()),
     }
+
+
+def _mismatch(charts: Any, metrics: pa.Table) -> dict[str, Any] | None:
+    """How far the trainer's logprobs were from the rollouts', and how often its routers would choose other experts."""
+    steps, differences = _series(metrics, "logprob_difference_mean_nats")
+    if not len(steps):
+        return None
+    _, routing = _series(metrics, "routing_mismatch")
+    return {
+        "svg": charts.line(
+            "Logprob difference of trainer and rollout", steps, differences, ("optimizer step", "mean, nats")
+        ),
+        "mean": float(differences.mean()),
+        "last": float(differences[-10:].mean()),
+        "agreement": 1 - float(routing.mean()) if len(routing) else None,
+    }
+
+
+def _series(metrics: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (steps [N], values [N]) of a metric that one role has."""
+    rows = metrics.filter(pc.equal(metrics["name"], name)).sort_by("step")
+    return rows["step"].to_numpy(), rows["value"].to_numpy()
 
 
 def _time_shares(charts: Any, metrics: pa.Table) -> dict[str, Any] | None:

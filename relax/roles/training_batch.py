@@ -56,7 +56,7 @@ class TrainingBatches:
             max_bytes=config.media.cache_bytes,
         )
         self._routing_names: list[str] = []
-        if config.actor.routing_replay and self._layers:
+        if (config.actor.routing_replay or config.actor.routing_metrics) and self._layers:
             columns = service.queue.describe("rollouts").columns_by_name
             self._routing_names = routing_names(columns, (self._layers[0], self._layers[-1] + 1))
         self._groups = GroupCollector(

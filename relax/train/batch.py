@@ -15,12 +15,12 @@ Shapes: B sequences, T tokens (padded), N predicted tokens, L layers with expert
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import xxhash
 
 from relax.errors import TrainingError
 from relax.models.inputs import PromptInputs
@@ -73,6 +73,12 @@ class TrainBatch:
         return [self.prompts[group] for group in self.own_groups]
 
     @property
+    def has_routing(self) -> bool:
+        """Whether each row that this rank trains came with its experts."""
+        experts = dict(enumerate(self.routed_experts))
+        return all(experts.get(row) is not None for row in self.own_rows.tolist())
+
+    @property
     def num_rows(self) -> int:
         return len(self.completion_token_ids)
 
@@ -84,6 +90,11 @@ class RoutingShape:
     num_layers: int
     top_k: int
     num_experts: int
+
+    @property
+    def dtype(self) -> type[np.unsignedinteger]:
+        """The smallest type that can name every expert."""
+        return np.uint8 if self.num_experts <= 256 else np.uint16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +112,11 @@ class MicroBatch:
     target_N: np.ndarray
     """Index of each predicted token in the batch's concatenated completions."""
     experts_BTLK: np.ndarray | None
-    """int64, distinct for each token, padding included; None without replay."""
+    """uint8 or uint16, distinct for each token, padding included; None: routing is not looked at."""
     bounds: tuple[int, ...] = ()
     """Where packed sequences begin, and where the last ends; empty when they are padded side by side."""
+    replay: bool = True
+    """The routers use the experts; else these are only compared with the routers' own choice."""
 
     @property
     def num_branches(self) -> int:
@@ -116,7 +129,7 @@ def check_batch(batch: TrainBatch, vocab_size: int, routing: RoutingShape | None
     Args:
         batch: The batch.
         vocab_size: Completion tokens must be below it.
-        routing: What replayed routing must look like; None: routing is not looked at.
+        routing: What the rollout's routing must look like; None: it is not looked at.
 
     Raises:
         TrainingError: the message names the row, the rule and the value.
@@ -184,7 +197,7 @@ def _check_routing(batch: TrainBatch, row: int, routing: RoutingShape) -> None:
             f"batch row {row}: routed_experts must be {list(shape)} (prompt and completion tokens but the last, "
             f"layers, experts), got {list(experts.shape)}"
         )
-    if experts.min() < 0 or experts.max() >= routing.num_experts:
+    if experts.max() >= routing.num_experts or (experts.dtype.kind != "u" and experts.min() < 0):
         raise TrainingError(
             f"batch row {row}: routed_experts must be in [0, {routing.num_experts}), "
             f"got {experts.min()} to {experts.max()}"
@@ -199,7 +212,8 @@ class CutRules:
     share_prompts: a group's rows are branches of one sequence.
     packing: sequences follow one another without padding.
     multiple: what the length T of a micro-batch is divisible by.
-    routing: what replayed routing looks like; None: none is replayed.
+    routing: what the rollout's routing looks like; None: it is not looked at.
+    replay: the routing is replayed, so that rows share a prompt only if it went to the same experts.
     """
 
     max_tokens: int
@@ -207,6 +221,7 @@ class CutRules:
     packing: bool = False
     multiple: int = 1
     routing: RoutingShape | None = None
+    replay: bool = True
 
     def padded(self, length: int) -> int:
         """Return the next length that is divisible by `multiple`."""
@@ -227,9 +242,9 @@ def prompt_routes(batch: TrainBatch) -> np.ndarray:
     for row in batch.own_rows.tolist():
         experts = batch.routed_experts[row]
         num_prompt = len(batch.prompts[int(batch.groups[row])].token_ids)
-        data = b"" if experts is None else np.ascontiguousarray(experts[:num_prompt]).tobytes()
-        digests.append(np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), np.int64))
-    return np.stack(digests)
+        data = b"" if experts is None else experts[:num_prompt].tobytes()
+        digests.append(xxhash.xxh3_128_digest(data))
+    return np.frombuffer(bytearray(b"".join(digests)), np.int64).reshape(-1, 2)
 
 
 def plan_micro_batches(
@@ -243,7 +258,7 @@ def plan_micro_batches(
         routes: [num_own_rows, ...]: rows share a prompt only if these are equal, `prompt_routes` of all pipeline
             stages, which must cut alike; None: those of the layers that are here, where routing is replayed.
     """
-    if routes is None and rules.routing is not None:
+    if routes is None and rules.routing is not None and rules.replay:
         routes = prompt_routes(batch)
     sequences = sorted(_sequences(batch, rules, routes), key=lambda sequence: sequence.length)
     chunks: list[list[_Sequence]] = []
@@ -267,6 +282,7 @@ def empty_micro_batch(rules: CutRules) -> MicroBatch:
         target_N=none,
         experts_BTLK=_blank_experts(blank.shape, rules.routing),
         bounds=(0, blank.shape[1]) if rules.packing else (),
+        replay=rules.replay,
     )
 
 
@@ -282,6 +298,7 @@ def _sequences(batch: TrainBatch, rules: CutRules, routes: np.ndarray | None) ->
     made: list[_Sequence] = []
     last_of_group: dict[int, int] = {}
     number_of = {row: number for number, row in enumerate(batch.own_rows.tolist())}
+    keys = [] if routes is None else [route.tobytes() for route in routes]
     for row, number in number_of.items():
         group = int(batch.groups[row])
         num_prompt, added = len(batch.prompts[group].token_ids), len(batch.completion_token_ids[row]) - 1
@@ -289,9 +306,7 @@ def _sequences(batch: TrainBatch, rules: CutRules, routes: np.ndarray | None) ->
         if open_at is not None:
             sequence = made[open_at]
             fits = rules.padded(sequence.length + added) <= rules.max_tokens
-            if fits and (
-                routes is None or np.array_equal(routes[number_of[sequence.rows[0]]], routes[number])
-            ):
+            if fits and (not keys or keys[number_of[sequence.rows[0]]] == keys[number]):
                 made[open_at] = _Sequence(group, num_prompt, [*sequence.rows, row], sequence.length + added)
                 continue
         last_of_group[group] = len(made)
@@ -316,7 +331,7 @@ def _blank_experts(shape: tuple[int, ...], routing: RoutingShape | None) -> np.n
     """Return experts for padding: distinct, since dispatchers count on it."""
     if routing is None:
         return None
-    experts = np.empty((*shape, routing.num_layers, routing.top_k), np.int64)
+    experts = np.empty((*shape, routing.num_layers, routing.top_k), routing.dtype)
     experts[:] = np.arange(routing.top_k)
     return experts
 
@@ -355,4 +370,5 @@ def _micro_batch(layout: _BatchLayout, sequences: list[_Sequence], rules: CutRul
         target_N=np.concatenate(targets),
         experts_BTLK=experts,
         bounds=(0, *ends, *tail) if rules.packing else (),
+        replay=rules.replay,
     )

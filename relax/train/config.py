@@ -73,6 +73,9 @@ class TrainerConfig:
     """Run a group's prompt once and its completions as branches of it; off: a whole sequence for each row."""
     routing_replay: bool = True
     """Mixture-of-experts layers use the experts that the rollout used (R3)."""
+    routing_metrics: bool = True
+    """Without replay, fetch the rollout's routing all the same and count how often routers choose other experts; with
+    replay it is always counted."""
     recompute: bool = False
     """Run the decoder layers again in the backward pass instead of keeping their activations."""
     packing: bool = False

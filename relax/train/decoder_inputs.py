@@ -141,7 +141,7 @@ def predicted(micro: MicroBatch, world: World) -> Predicted:
 
 
 def routed(micro: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
-    """Return the experts [N, L, K] and the tokens that count [N], as the routers of this rank see them.
+    """Return the experts [N, L, K], int64, and the tokens that count [N], as the routers of this rank see them.
 
     Megatron-core flattens [T, B], sequence first. Sequence parallel ranks have one piece of the sequence each.
     """
@@ -151,8 +151,9 @@ def routed(micro: MicroBatch, world: World) -> tuple[Tensor, Tensor]:
     if world.layout.splits_norms:
         own_Q = np.split(own_Q, world.layout.tp)[world.place.tp_rank]
     experts_NLK = micro.experts_BTLK[:, own_Q].swapaxes(0, 1).reshape(-1, *micro.experts_BTLK.shape[2:])
+    small_NLK = torch.from_numpy(experts_NLK).to(world.device)
     counted_N = (micro.segment_BT[:, own_Q] >= 0).T.reshape(-1)
-    return torch.from_numpy(experts_NLK).to(world.device), torch.from_numpy(counted_N).to(world.device)
+    return small_NLK.long(), torch.from_numpy(counted_N).to(world.device)
 
 
 def _own_tokens(micro: MicroBatch, world: World) -> np.ndarray:

@@ -221,7 +221,7 @@ class OmniPolicy(nn.Module):
         Args:
             prompts: From `embed_prompts`, or its leaves.
             completions: The batch's completion tokens, row after row.
-            micro: Which of them, and where; the experts that it names are replayed.
+            micro: Which of them, and where; the experts that it names are replayed or compared, as it says.
         """
         inputs = lay_out(self.language_model.embed_tokens, prompts, completions, micro, self.world)
         return MicroRun(self, inputs, predicted(micro, self.world), self._replay(micro))
@@ -231,7 +231,7 @@ class OmniPolicy(nn.Module):
         if micro.experts_BTLK is None or not routers:
             return ReplaySession((), (), None)
         experts_NLK, counted_N = routed(micro, self.world)
-        return replay_routing(routers, experts_NLK, counted_N)
+        return replay_routing(routers, experts_NLK, counted_N, replay=micro.replay)
 
     def _share_positions(self, num_prompts: int, longest: int, table: PromptTable | None) -> PromptTable:
         """Send the first stage's rotary positions to the other stages."""

@@ -59,7 +59,7 @@ def score(
 
     Args:
         pipeline: The stages' order.
-        over: Whose scores; experts that the micro-batches name are replayed.
+        over: Whose scores; experts that the micro-batches name are replayed if they say so.
         micro_batches: Those of this rank's rows.
         targets: Of the whole batch, on this rank's device.
     """

@@ -73,7 +73,7 @@ class TrainingTask:
 
     Attributes:
         shape: Of the hidden states between the stages, [R, B, H].
-        routing_count: After `forward`, (token-layers that would route elsewhere, token-layers that were replayed).
+        routing_count: After `forward`, (token-layers whose own experts are others, token-layers compared).
     """
 
     def __init__(

@@ -27,6 +27,7 @@ from relax.models.snapshot import write_snapshot
 from relax.train.batch import (
     CutRules,
     MicroBatch,
+    RoutingShape,
     TrainBatch,
     check_batch,
     empty_micro_batch,
@@ -120,8 +121,7 @@ class Trainer:
             relax.models.errors.PromptError: a prompt does not fit the model; nothing has changed.
         """
         started = time.perf_counter()
-        routing = self.policy.routing_shape if self._config.routing_replay else None
-        check_batch(batch, self.policy.vocab_size, routing)
+        check_batch(batch, self.policy.vocab_size, self._routing(batch))
         targets = Targets.from_batch(batch, self._algorithm)
         micro_batches = self._cut(batch)
         planned = time.perf_counter()
@@ -204,6 +204,13 @@ class Trainer:
         reference = OmniPolicy(self._model_dir, self.world, freeze_towers=True, dtype=self._dtype)
         return reference.requires_grad_(False).eval()
 
+    def _routing(self, batch: TrainBatch) -> RoutingShape | None:
+        """Return what the rollout's routing looks like if it is replayed, or can be compared; else None."""
+        config, routing = self._config, self.policy.routing_shape
+        if config.routing_replay:
+            return routing
+        return routing if config.routing_metrics and batch.has_routing else None
+
     def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
         """Return this rank's micro-batches, alike on all stages; as many as any rank has where ranks share experts."""
         layout = self.world.layout
@@ -212,7 +219,8 @@ class Trainer:
             share_prompts=self._config.share_prompts,
             packing=self._config.packing,
             multiple=layout.length_multiple,
-            routing=self.policy.routing_shape if self._config.routing_replay else None,
+            routing=self._routing(batch),
+            replay=self._config.routing_replay,
         )
         routes = None
         if self._config.routing_replay and layout.pp > 1:

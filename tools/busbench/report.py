@@ -10,8 +10,6 @@ from typing import Any
 
 from busbench.rounds import Result
 
-BEGIN = "<!-- bench_bus -->"
-END = "<!-- /bench_bus -->"
 OURS = ("ours_shm", "ours_tcp")
 LABELS = {
     "ours_stream": "ours, open streams",
@@ -192,16 +190,22 @@ def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [asdict(result) for result in results]
 
 
-def replace_block(page: str, block: str) -> str:
-    """Return the page with what is between the two markers replaced.
+def replace_block(page: str, block: str, tool: str = "bench_bus") -> str:
+    """Return the page with what is between a tool's two markers replaced.
 
     Raises:
         ValueError: the page does not have each marker once, in order.
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"page: it must have {BEGIN} and then {END} once each; add the two lines")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{block.strip()}\n\n{END}{rest.split(END)[1]}"
+    begin, end = f"<!-- {tool} -->", f"<!-- /{tool} -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"page: it must have {begin} and then {end} once each; add the two lines")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{block.strip()}\n\n{end}{rest.split(end)[1]}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    return "\n".join([*_head(columns), *map(_row, rows)])
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

@@ -173,6 +173,8 @@ def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 ("rollout", {"generate": 1.5, "score": 0.1}),
             ):
                 values = {f"time/{part}_s": seconds for part, seconds in parts.items()}
+                if role == "actor":
+                    values |= {"logprob_difference_mean_nats": 0.01 * step, "routing_mismatch": 0.125}
                 metrics.write(metric_rows(role, step, step, values, START.timestamp() + 2 * step))
     write_table(eval_rows(run_dir), run_dir / "evaluation" / "000012.parquet")
     return run_dir

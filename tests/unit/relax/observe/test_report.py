@@ -68,9 +68,9 @@ def page_text(recorded_run: Path) -> str:
 
 
 def test_report_shows_a_curve_and_a_number_for_each_modality(page_text: str) -> None:
-    """Three curves, age, throughput and time shares; last held-out mean with its count."""
+    """Three curves, age, throughput, mismatch and time shares; last held-out mean with its count."""
     page = _Page(page_text)
-    assert page.count("svg") == 6
+    assert page.count("svg") == 7
     titles = re.findall(r"<title id=\"chart\d+-title\">(.*?)</title>", page_text)
     assert [title for title in titles if "Mean reward" in title] == [
         "Mean reward, audio",
@@ -80,6 +80,7 @@ def test_report_shows_a_curve_and_a_number_for_each_modality(page_text: str) -> 
     assert "0.875" in page.text
     assert "8 prompts, policy version 12; 0.125 at first" in page.text
     assert "2 policy versions = 48 rollouts" in page.text
+    assert "In 87.5 % of tokens and layers the trainer's routers choose the rollout's experts" in page.text
     assert "2:11" in page.text
     assert "Rollouts recorded" in page.text
     assert "288" in page.text

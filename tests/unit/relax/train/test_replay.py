@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -89,19 +91,32 @@ def test_replay_of_the_own_routing_changes_nothing(policy, make_batch) -> None:
     assert (num_differing, num_counted) == (0, 2 * int((micro.segment_BT >= 0).sum()))
 
 
-def test_replay_counts_tokens_whose_own_experts_are_others(policy, make_batch) -> None:
-    """The count is that of comparing the sets by hand; padding does not count."""
+@pytest.mark.parametrize("replay", [True, False])
+def test_replay_counts_tokens_whose_own_experts_are_others(policy, make_batch, replay) -> None:
+    """The count is that of comparing the sets by hand, padding left out, whether the routers replay or not."""
     batch = make_batch(routed=True)
     (micro,) = plan(policy, batch)
-    _, maps, _ = run(policy, batch, _with_experts(micro, None))
-    own = maps[0][0].view(*micro.segment_BT.T.shape, NUM_EXPERTS)
-    # The first router sees the same states with and without replay, so its part can be counted by hand.
-    given = torch.zeros_like(own).scatter_(2, torch.tensor(micro.experts_BTLK[:, :, 0]).transpose(0, 1), True)
-    expected = ((own != given).any(-1).numpy() & (micro.segment_BT.T >= 0)).sum()
-    _, _, (num_differing, _) = run(policy, batch, micro)
-    layer = policy.language_model.routers[0].router_replay
-    assert int(layer.num_differing) == expected
-    assert num_differing > expected
+    micro = dataclasses.replace(micro, replay=replay)
+    chosen: list[torch.Tensor] = []
+    handles = [
+        router.register_forward_hook(
+            lambda m, i, o: chosen.append((i[0].flatten(0, 1) @ m.weight.T).topk(TOP_K).indices)
+        )
+        for router in policy.language_model.routers
+    ]
+    _, maps, (num_differing, num_counted) = run(policy, batch, micro)
+    for handle in handles:
+        handle.remove()
+    expected = 0
+    for layer in range(2):
+        given = torch.tensor(micro.experts_BTLK[:, :, layer]).long().transpose(0, 1).reshape(-1, TOP_K)
+        differs = (chosen[layer].sort().values != given.sort().values).any(-1).numpy()
+        expected += int((differs & (micro.segment_BT.T >= 0).reshape(-1)).sum())
+        used = given if replay else chosen[layer]
+        assert torch.equal(maps[layer][0], torch.zeros_like(maps[layer][0]).scatter(1, used, True))
+    assert num_differing == expected
+    assert num_counted == 2 * int((micro.segment_BT >= 0).sum())
+    assert 0.3 < num_differing / num_counted < 1
 
 
 def test_replay_holds_in_recompute(thinker_dir, make_batch) -> None:
