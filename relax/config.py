@@ -178,6 +178,18 @@ class EvaluationConfig:
 
 
 @dataclass(kw_only=True)
+class WeightsConfig:
+    """How new weights reach the rollout services."""
+
+    where: str = "disk"
+    """Snapshots lie on `disk`, in the run's directory, or in shared memory, `shm`: for engines on this machine."""
+    bucket_bytes: int = 512 << 20
+    """Most weights that are gathered at a time, and lie in one file; a larger parameter goes alone."""
+    max_waiting: int = 2
+    """Buckets in the memory of the trainer's first process that wait to be written; the gather waits for room."""
+
+
+@dataclass(kw_only=True)
 class CheckpointConfig:
     """What is kept of the model."""
 
@@ -185,6 +197,14 @@ class CheckpointConfig:
     """Optimizer steps between checkpoints; 0: only at the end."""
     keep: int = 2
     """Checkpoints kept on disk, the newest ones."""
+    keep_best: int = 0
+    """Checkpoints kept beside those: with the highest mean training reward since the checkpoint before them."""
+    keep_every: int = 0
+    """Checkpoints kept for good: of each step that this divides; 0: none for that."""
+    asynchronous: bool = True
+    """Write checkpoints while training goes on, from a copy of the state in host memory."""
+    huggingface: str = "final"
+    """Hugging Face directories: `final`, of the last weights alone, or `every`, in each checkpoint too."""
     keep_snapshots: int = 4
     """Published weight snapshots kept on disk."""
 
@@ -225,6 +245,7 @@ class RunConfig:
     actor: TrainerConfig = field(default_factory=TrainerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
 
@@ -258,7 +279,11 @@ class RunConfig:
             ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
             ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
             ("checkpoint.interval_steps", self.checkpoint.interval_steps, 0),
+            ("weights.bucket_bytes", self.weights.bucket_bytes, 1),
+            ("weights.max_waiting", self.weights.max_waiting, 1),
             ("checkpoint.keep", self.checkpoint.keep, 1),
+            ("checkpoint.keep_best", self.checkpoint.keep_best, 0),
+            ("checkpoint.keep_every", self.checkpoint.keep_every, 0),
             ("checkpoint.keep_snapshots", self.checkpoint.keep_snapshots, 2),
         ):
             if value < minimum:
@@ -268,6 +293,8 @@ class RunConfig:
             ("progress", self.progress, ("auto", "live", "plain")),
             ("rollout.engine", self.rollout.engine, ("torch", "sglang")),
             ("media.keep", self.media.keep, ("arrays", "bytes")),
+            ("weights.where", self.weights.where, ("disk", "shm")),
+            ("checkpoint.huggingface", self.checkpoint.huggingface, ("final", "every")),
         ):
             if word not in choices:
                 raise ConfigError(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -21,3 +24,27 @@ def flush_tree(directory: Path) -> None:
         for name in names:
             flush(Path(root) / name)
         flush(Path(root))
+
+
+@contextmanager
+def whole_or_absent(target: Path) -> Iterator[Path]:
+    """Yield a directory to write in, which takes the target's name when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
+    replaced = target.parent / f".{target.name}.{os.getpid()}.replaced"
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        flush_tree(partial)
+        if target.exists():
+            target.rename(replaced)
+        partial.rename(target)
+        flush(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)

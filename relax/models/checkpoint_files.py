@@ -1,4 +1,4 @@
-"""The safetensors files of a model directory: which tensor is in which file, reading by name, writing in shards.
+"""The safetensors files of a model directory: which tensor is in which file, reading by name, the index.
 
 model.safetensors                                    one file, or
 model-00001-of-00003.safetensors ...                 several, with model.safetensors.index.json
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 ONE_FILE = "model.safetensors"
@@ -43,37 +42,17 @@ def read_tensors(model_dir: Path | str, names: Iterable[str] | None = None) -> d
     return tensors
 
 
-def plan_shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
-    """Return the file for each tensor, in the order given, none over `max_shard_bytes` unless one tensor is."""
-    shards: list[list[str]] = [[]]
-    held = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if shards[-1] and held + size > max_shard_bytes:
-            shards.append([])
-            held = 0
-        shards[-1].append(name)
-        held += size
-    if len(shards) == 1:
-        return dict.fromkeys(tensors, ONE_FILE)
-    total = len(shards)
-    return {
-        name: f"model-{number:05d}-of-{total:05d}.safetensors"
-        for number, names in enumerate(shards, 1)
-        for name in names
-    }
+def file_names(count: int) -> list[str]:
+    """Return the names of `count` files of weights."""
+    if count == 1:
+        return [ONE_FILE]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def write_tensors(directory: Path | str, tensors: Mapping[str, Tensor], files: Mapping[str, str]) -> None:
-    """Write tensors into the files named for them, and an index when there are several files."""
-    where = Path(directory)
-    for file in sorted(set(files.values())):
-        chosen = {name: tensors[name].contiguous() for name in files if files[name] == file}
-        save_file(chosen, where / file, metadata={"format": "pt"})
-    if len(set(files.values())) > 1:
-        total = sum(tensors[name].numel() * tensors[name].element_size() for name in files)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-        (where / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+def write_index(directory: Path, files: Mapping[str, str], num_bytes: int) -> None:
+    """Write Hugging Face's index, given the file of each tensor."""
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(files.items()))}
+    (directory / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n")
 
 
 def is_weights_file(path: Path) -> bool:

@@ -2,10 +2,11 @@
 
 It does not choose what to train on: the queue hands out complete groups within the staleness bound. A step is
 
-    collect -> fetch -> train -> send columns -> write weights -> columns are there -> ack -> announce
+    collect -> fetch -> train -> send columns -> gather weights -> columns are there -> ack -> announce
 
 in this order, so that a row counts as trained only after its columns are in the queue, and new prompts are admitted
-only after the new weights can be adopted.
+only after the new weights can be adopted. Weights are written and announced, and checkpoints written, by other threads
+while the next step runs (`relax.roles.publishing`, `relax.roles.saving`).
 
 On several processes all run this loop in step; rank 0 alone writes to the queue and speaks for the role.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -23,10 +23,13 @@ import pyarrow.compute as pc
 from modalities.packing import pack_list
 from relax.records import mean_rewards
 from relax.roles.groups import Harvest
+from relax.roles.publishing import Publisher
+from relax.roles.saving import Saver
 from relax.roles.service import Service
 from relax.roles.settling import settle
 from relax.roles.training_batch import TrainingBatches
-from relax.run.checkpoints import checkpoint_dir, committed, retire
+from relax.run.checkpoints import checkpoint_dir
+from relax.run.snapshots import weights_dir
 from relax.train.runtime import leave_parallel
 from relax.train.trainer import StepResult, Trainer
 
@@ -37,7 +40,7 @@ def run(service: Service) -> None:
     trainer = Trainer(service.model_dir, config.actor, config.algorithm, seed=config.seed)
     with Actor(service, trainer) as actor:
         first = actor.take_up()
-        actor.announce(first, actor.write_weights(first))
+        actor.publish_first(first)
         service.report(state="ready", step=first)
         for step in range(first + 1, config.num_steps + 1):
             harvest = actor.next_batch(policy_version=step - 1)
@@ -58,17 +61,21 @@ class Actor:
     def __init__(self, service: Service, trainer: Trainer) -> None:
         self._service = service
         self._trainer = trainer
-        self._batches = TrainingBatches(service, trainer.world, trainer.policy.routed_layers)
         self._speaks = trainer.world.rank == 0
         self.num_steps_done = 0
-        self._snapshots: list[Path] = []
-        self._saved_step: int | None = None
-        self._checkpoints = service.queue if self._speaks and service.config.keeps_journal else None
+        export = trainer.weight_export(service.config.weights.bucket_bytes)
+        self._publisher = Publisher(service, export, speaks=self._speaks)
+        routed = trainer.policy.routed_layers
+        self._batches = TrainingBatches(service, trainer.world, routed, idle=self.look)
+        keeper = service.queue if self._speaks and service.config.keeps_journal else None
+        self._saver = Saver(service, trainer, self._publisher, keeper)
         self._open = ExitStack()
         if self._speaks:
             queue = service.queue
             self._columns = self._open.enter_context(queue.open_put("rollouts", writer="actor"))
             self._metrics = self._open.enter_context(queue.open_put("metrics", writer=service.role))
+        self._open.callback(self._publisher.close)
+        self._open.callback(self._saver.close)
 
     def __enter__(self) -> Self:
         return self
@@ -79,13 +86,13 @@ class Actor:
     def take_up(self) -> int:
         """Load the checkpoint that the run goes on from; return its step, 0 at the beginning."""
         service = self._service
-        course, weights = service.course, service.run_dir / "weights"
+        course, weights = service.course, weights_dir(service.run_dir)
         if self._speaks and course.incarnation and weights.is_dir():
             for stale in weights.iterdir():  # of an earlier incarnation: nobody may adopt it any more
                 shutil.rmtree(stale, ignore_errors=True)
         if course.step:
             self._trainer.load_checkpoint(checkpoint_dir(service.run_dir, course.step))
-            self.num_steps_done = self._saved_step = course.step
+            self.num_steps_done = self._saver.saved_step = course.step
         return course.step
 
     def next_batch(self, policy_version: int) -> Harvest | None:
@@ -106,57 +113,47 @@ class Actor:
                 columns = self._trained_columns(step, rows, result, staleness)
             with service.clock.part("put"):
                 sent = self._columns.put_nowait(columns)
-        with service.clock.part("publish"):
-            snapshot = self.write_weights(step)
+        self.look()
+        self._publisher.publish(step)
         if sent is not None:
             with service.clock.part("put"):
                 sent.result()
                 settle(service.queue, harvest.lease_ids, rows["uid"].to_pylist(), step)
-        with service.clock.part("publish"):
-            self.announce(step, snapshot)
         self.num_steps_done = step
-        if self._speaks:
-            metrics = result.metrics | self._data_metrics(rows, staleness) | dict(harvest.metrics)
-            self._put_metrics(step, metrics)
+        metrics = result.metrics | self._data_metrics(rows, staleness) | dict(harvest.metrics)
+        self._saver.note_reward(metrics.get("sampling/reward_mean", metrics["reward/mean"]))
+        metrics |= service.clock.report()
+        # Whoever reads the metrics of a step finds its weights announced.
+        self._publisher.release(lambda times: self._put_metrics(step, metrics | times))
         service.report(state="training", step=step)
 
-    def write_weights(self, policy_version: int) -> Path:
-        """Write the weights as a snapshot and return where; all ranks must call it."""
-        snapshot = self._service.run_dir / "weights" / self._service.course.snapshot_name(policy_version)
-        self._trainer.publish(snapshot, policy_version)
-        return snapshot
-
-    def announce(self, policy_version: int, snapshot: Path) -> None:
-        """Tell the control plane and the queue of new weights, in this order."""
-        if not self._speaks:
-            return
-        course = self._service.course
-        self._service.control.announce_policy_version(
-            policy_version, snapshot, incarnation=course.incarnation
-        )
-        self._service.queue.announce("rollouts", policy_version)
-        self._snapshots.append(snapshot)
-        while len(self._snapshots) > self._service.config.checkpoint.keep_snapshots:
-            shutil.rmtree(self._snapshots.pop(0), ignore_errors=True)
+    def publish_first(self, policy_version: int) -> None:
+        """Publish the weights that the run begins or goes on with, and wait until they are announced."""
+        self._publisher.publish(policy_version)
+        self._publisher.release()
+        self._publisher.join()
 
     def _put_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Send the metrics of a step with the times since the last one; an answer is not waited for."""
-        service = self._service
-        rows = service.metric_rows(step, step, metrics | service.clock.report())
-        with service.clock.part("put"):
-            self._metrics.put_nowait(rows)
+        """Send the metrics of a step; an answer is not waited for."""
+        self._metrics.put_nowait(self._service.metric_rows(step, step, metrics))
+
+    def look(self) -> None:
+        """Finish a checkpoint that has been written meanwhile, and raise what the publisher has failed at.
+
+        All ranks must call it.
+        """
+        self._publisher.check()
+        with self._service.clock.part("checkpoint"):
+            self._saver.look()
 
     def save(self, step: int, *, final: bool = False) -> None:
-        """Write a Megatron checkpoint with the queue's half, and at the end a Hugging Face directory beside it."""
-        run_dir = self._service.run_dir
-        if step != self._saved_step:
-            with committed(self._checkpoints, step):
-                self._trainer.save_checkpoint(checkpoint_dir(run_dir, step))
-            self._saved_step = step
-            if self._speaks:
-                retire(self._checkpoints, run_dir, self._service.config.checkpoint.keep)
-        if final:
-            self._trainer.save_pretrained(run_dir / "checkpoint" / "huggingface")
+        """Begin a checkpoint; at the end wait for it, and write a Hugging Face directory beside it."""
+        with self._service.clock.part("checkpoint"):
+            self._saver.begin(step, in_background=not final)
+            if final:
+                self._saver.finish()
+                self._saver.export()
+                self._trainer.world.wait_for_all()
 
     def _trained_columns(
         self, step: int, rows: pa.Table, result: StepResult, staleness: pa.ChunkedArray

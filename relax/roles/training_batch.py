@@ -41,11 +41,19 @@ class TrainingBatches:
         service: The actor's, of this rank.
         world: The rank's place.
         routed_layers: Layers of this stage that have experts, rising.
+        idle: Called by all ranks together, again and again, while there is nothing to train on.
     """
 
-    def __init__(self, service: Service, world: World, routed_layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        world: World,
+        routed_layers: Sequence[int],
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
         self._service = service
         self._world = world
+        self._idle = idle
         self._layers = list(routed_layers)
         config = service.config
         profile = EncodingProfile.from_pretrained(service.model_dir)
@@ -63,7 +71,7 @@ class TrainingBatches:
             service,
             [*ACTOR_READS, *(self._routing_names if world.size == 1 else ())],
             num_ranks=world.layout.data_parallel,
-            waiting=lambda: world.tell(WAITING),
+            waiting=self._wait,
         )
 
     def collect(self, policy_version: int) -> Harvest | None:
@@ -77,6 +85,7 @@ class TrainingBatches:
             return harvest
         told = world.tell(_summary(harvest))
         while told == WAITING:
+            self._idle()
             told = world.tell()
         if told["status"] == "leave":
             return None
@@ -86,6 +95,11 @@ class TrainingBatches:
             counts=tuple(told["counts"]),
             metrics=told["metrics"],
         )
+
+    def _wait(self) -> None:
+        """Tell the other ranks that there is nothing yet."""
+        self._world.tell(WAITING)
+        self._idle()
 
     def read(self, harvest: Harvest) -> TrainBatch:
         """Return the rows for the trainer, with experts and media as far as this rank needs them.

@@ -13,7 +13,7 @@ import structlog
 from relax.errors import ServiceError, SnapshotError
 from relax.models.errors import SnapshotNotFoundError
 from relax.models.layout import read_layout
-from relax.models.snapshot import TENSORS_FILE, describe_snapshot, file_checksum
+from relax.models.snapshot import describe_snapshot, prove
 from relax.rollout.sglang_config import SGLangConfig
 from relax.rollout.sglang_server import PROBE_DEADLINE_S, Server, ServerFleet
 from relax.rollout.sglang_weights import WeightSender, check_names, checksum, paused
@@ -50,20 +50,13 @@ class WeightKeeper:
             raise SnapshotError(
                 f"SGLangEngine.adopt: {directory} must be policy version {version}, got {described['policy_version']}"
             )
+        prove(directory, described["files"])
         try:
-            actual = file_checksum(directory / TENSORS_FILE)
             layout = read_layout(directory)
         except FileNotFoundError as error:
-            raise SnapshotNotFoundError(
-                f"SGLangEngine.adopt: {directory / TENSORS_FILE} must exist"
-            ) from error
+            raise SnapshotNotFoundError(f"SGLangEngine.adopt: the files of {directory} must exist") from error
         except (OSError, ValueError) as error:
             raise SnapshotError(f"SGLangEngine.adopt: {directory} must be whole, got {error}") from error
-        if actual != described["checksum"]:
-            raise SnapshotError(
-                f"SGLangEngine.adopt: {directory / TENSORS_FILE} must have checksum {described['checksum']}, "
-                f"got {actual}; the file was altered or torn, publish the version again"
-            )
         check_names(layout, self._layout, directory)
 
     def adopt(self, directory: Path, version: int, *, is_paused: bool) -> None:

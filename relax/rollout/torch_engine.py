@@ -14,7 +14,7 @@ import torch
 
 from relax.data.chat import ChatTokenizer
 from relax.errors import SnapshotError
-from relax.models.snapshot import read_snapshot
+from relax.models.snapshot import Snapshot, read_changes
 from relax.models.thinker import checkpoint_views, load_thinker
 from relax.rollout.engine import Completion, GenerateRequest, refused
 from relax.rollout.refusal import refusal
@@ -50,6 +50,8 @@ class TorchEngine:
         self._thinker.hf.requires_grad_(False)
         self._tokenizer = ChatTokenizer(model_dir)
         self._weights = checkpoint_views(self._thinker)
+        self._adopted: dict[str, frozenset[str]] = {}
+        """Checksums of the files that the weights are of, and the names in them."""
         self._routing = RoutingTap(self._thinker)
         self._gate = StepGate(max_pause_s)
         self._max_batch_tokens = max_batch_tokens
@@ -79,16 +81,27 @@ class TorchEngine:
         return [completion for index in range(len(requests)) for completion in answers[index]]
 
     def adopt(self, snapshot_dir: Path | str, policy_version: int) -> None:
-        """Replace all weights between two steps, or none of them; see the protocol."""
-        version, tensors = read_snapshot(snapshot_dir)
-        if version != policy_version:
+        """Replace all weights between two steps, or none of them; see the protocol.
+
+        Files of the snapshot that the engine has already, by their checksums, are neither read nor copied.
+        """
+        snapshot = read_changes(snapshot_dir, self._adopted.keys())
+        if snapshot.policy_version != policy_version:
             raise SnapshotError(
-                f"TorchEngine.adopt: {snapshot_dir} must be policy version {policy_version}, got {version}"
+                f"TorchEngine.adopt: {snapshot_dir} must be policy version {policy_version}, "
+                f"got {snapshot.policy_version}"
             )
-        self._check_tensors(tensors, snapshot_dir)
-        names = list(self._weights)
+        held = {checksum: self._adopted.get(checksum, frozenset()) for checksum in snapshot.checksums}
+        held |= snapshot.names
+        self._check_tensors(snapshot, frozenset().union(*held.values()), snapshot_dir)
+        names = list(snapshot.tensors)
         with self._gate.between_steps(), torch.inference_mode(False), torch.no_grad():
-            torch._foreach_copy_([self._weights[name] for name in names], [tensors[name] for name in names])
+            self._adopted = {}  # of no snapshot until all is copied
+            if names:
+                torch._foreach_copy_(
+                    [self._weights[name] for name in names], [snapshot.tensors[name] for name in names]
+                )
+            self._adopted = held
             self.policy_version = policy_version
 
     def pause(self) -> None:
@@ -134,14 +147,14 @@ class TorchEngine:
             batches[-1].append(index)
         return batches
 
-    def _check_tensors(self, tensors: dict[str, torch.Tensor], snapshot_dir: Path | str) -> None:
-        missing, unknown = self._weights.keys() - tensors.keys(), tensors.keys() - self._weights.keys()
+    def _check_tensors(self, snapshot: Snapshot, names: frozenset[str], snapshot_dir: Path | str) -> None:
+        missing, unknown = self._weights.keys() - names, names - self._weights.keys()
         if missing or unknown:
             raise SnapshotError(
                 f"TorchEngine.adopt: {snapshot_dir} must hold exactly the model's tensors, "
                 f"lacks {len(missing)} {sorted(missing)[:3]}, has {len(unknown)} unknown {sorted(unknown)[:3]}"
             )
-        for name, tensor in tensors.items():
+        for name, tensor in snapshot.tensors.items():
             expected = self._weights[name].shape
             if tensor.shape != expected:
                 raise SnapshotError(

@@ -4,6 +4,7 @@
     written    the trainer's files are whole on the disk    checkpoint/megatron/<id>/, renamed into place
     committed  both halves are there                        queue.checkpoint_commit(id)
 
+Training goes on between the first and the last; the trainer's files are of the moment of the first.
 A crash between any two is resolved by whoever starts next: a checkpoint counts if its files are whole, for these are
 written after `prepare`; without files it is given up, without the queue's half it cannot be gone back to. Step 0 has no
 files: it is the model that the run began with. Nothing is started or trained here.
@@ -11,9 +12,9 @@ files: it is the model that the run began with. Nothing is started or trained he
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,15 +81,17 @@ def choose(kept: Sequence[int], asked: int | None) -> int:
     return kept[-1] if asked is None else asked
 
 
-@contextmanager
-def committed(queue: QueueClient | None, step: int) -> Iterator[None]:
-    """Write the trainer's half inside the block; the queue's is pinned before and committed after it.
+def prepare(queue: QueueClient | None, step: int) -> None:
+    """Let the queue keep its state of this moment; the trainer's state must be of the same step.
 
     Without a queue that keeps its own half (`None`) there is but the trainer's; so at the beginning.
     """
     if queue is not None and step != BEGINNING:
         queue.checkpoint_prepare(checkpoint_id(step))
-    yield
+
+
+def commit(queue: QueueClient | None, step: int) -> None:
+    """Tell the queue that the trainer's half is whole."""
     if queue is not None and step != BEGINNING:
         queue.checkpoint_commit(checkpoint_id(step))
 
@@ -114,9 +117,43 @@ def delete_files(run_dir: Path, step: int) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def retire(queue: QueueClient | None, run_dir: Path, keep: int) -> list[int]:
-    """Delete all but the newest `keep` checkpoints, files first, and return their steps. The beginning goes, too."""
-    gone = checkpoint_steps(run_dir)[:-keep]
+def retained(
+    steps: Sequence[int], newest: int, *, best: int = 0, every: int = 0, rewards: Mapping[int, float]
+) -> set[int]:
+    """Return the steps whose checkpoints are kept, of those that there are, in order.
+
+    Args:
+        steps: With the beginning, which the newest rule alone keeps.
+        newest: So many of the last ones.
+        best: So many of those with the highest reward, the later one of two that are alike.
+        every: Those whose step it divides; 0: none for that.
+        rewards: By step; a checkpoint without one is none of the best.
+    """
+    ranked = sorted((rewards[step], step) for step in steps if step in rewards and step != BEGINNING)
+    kept = set(steps[-newest:]) | {step for _, step in ranked[max(0, len(ranked) - best) :]}
+    return kept | {step for step in steps if every and step != BEGINNING and step % every == 0}
+
+
+def checkpoint_rewards(run_dir: Path, steps: Sequence[int]) -> dict[int, float]:
+    """Return the mean training reward up to each checkpoint, since the one before it, of those that have it."""
+    rewards = {}
+    for step in steps:
+        path = checkpoint_dir(run_dir, step) / DESCRIPTION_FILE
+        if path.is_file():
+            reward = json.loads(path.read_text()).get("reward")
+            if isinstance(reward, float):
+                rewards[step] = reward
+    return rewards
+
+
+def retire(
+    queue: QueueClient | None, run_dir: Path, keep: int, *, best: int = 0, every: int = 0
+) -> list[int]:
+    """Delete both halves of all checkpoints but those that `retained` keeps, files first; return their steps."""
+    steps = checkpoint_steps(run_dir)
+    rewards = checkpoint_rewards(run_dir, steps) if best else {}
+    kept = retained(steps, keep, best=best, every=every, rewards=rewards)
+    gone = [step for step in steps if step not in kept]
     for step in gone:
         delete_files(run_dir, step)
         if queue is not None:

@@ -4,7 +4,7 @@ in order. What the files hold is others' business.
 runs/<name>/config.yaml      the configuration as it ran
 runs/<name>/logs/            one file a service
 runs/<name>/security/        keys, of a run with security=on; for its user alone
-runs/<name>/weights/         the last published snapshots
+runs/<name>/weights/         the last published snapshots; a link into shared memory with weights.where=shm
 runs/<name>/rollouts/        recorded rollouts, Parquet, one file a policy version
 runs/<name>/checkpoint/      huggingface/ and megatron/<step>/
 runs/<name>/row_errors.parquet  rows that were refused, when there were any

@@ -39,6 +39,7 @@ from relax.run.ledger import Ledger
 from relax.run.restarting import QUEUE, Hands, Restarter
 from relax.run.security import RunSecurity
 from relax.run.services import Services
+from relax.run.snapshots import weights_home
 from relax.run.watch import RunWatch
 
 TICK_S = 0.2
@@ -100,7 +101,7 @@ class Driver:
         """Carry the run through and leave nothing half-written; never raises for what a role or the user did."""
         previous = signal.signal(signal.SIGINT, self._interrupt)
         try:
-            with held(self._run_dir):
+            with held(self._run_dir), weights_home(self._run_dir, self._config.weights.where):
                 with ExitStack() as stack:
                     outcome = self._follow(stack)
                 complete_records(self._run_dir)

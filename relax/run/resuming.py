@@ -1,7 +1,7 @@
 """`resume=runs/<name>`: which run goes on, from where, and what of its configuration may be another. Starts nothing.
 
 A resumed run is the same run: its configuration is the saved one, but for the keys in `CHANGEABLE`, which say how long
-it goes on and how it is watched over, not what it trains.
+it goes on, on how many processes and how it is watched over, not what it trains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from relax.config import RunConfig, load_config
 from relax.errors import ConfigError
 
 RESUME, STEP = "resume=", "resume_step="
-CHANGEABLE = ("num_steps", "progress", "checkpoint.", "restarts.", "evaluation.deadline_s", "queue.lease_s")
+CHANGEABLE = (
+    "num_steps",
+    "progress",
+    "actor.layout.",
+    "weights.",
+    "checkpoint.",
+    "restarts.",
+    "evaluation.deadline_s",
+    "queue.lease_s",
+)
 """Keys that may differ in a resumed run; one that ends with a dot stands for all below it."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from collections.abc import Mapping
 from itertools import islice
@@ -32,6 +33,7 @@ from relax.models.spec import ThinkerSpec
 from relax.records import WRITES, RunShape, table_specs
 from relax.rewards.registry import load_reward
 from relax.rollout.sglang_config import check_installation
+from relax.run.snapshots import SHARED_MEMORY
 from relax.train.layout import ModelSizes, check_layout
 
 MAX_HEADER_BYTES = 100 << 20
@@ -42,6 +44,8 @@ TRAINING_BYTES = {"fp32": 4 * 4, "bf16": 2 + 4 * 4}
 """Of a parameter in the actor: weight, gradient and two Adam moments; with bf16 weights their fp32 masters too."""
 ENGINE_BYTES = 4
 """Of a parameter in the embedded engine."""
+SAVED_COPIES = 3
+"""Copies that a checkpoint on its way to the disk is made of: parameters and two Adam moments, in 32 bits."""
 
 
 def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
@@ -239,15 +243,25 @@ def _check_memory(config: RunConfig) -> None:
     weight_bytes = sum(_tensor_bytes(path) for path in Path(config.model.path).glob("*.safetensors"))
     layout = config.actor.layout
     holders = layout.data_parallel * layout.cp
+    checkpoint = config.checkpoint
+    saved = SAVED_COPIES if checkpoint.asynchronous and checkpoint.interval_steps else 0
     num_parameters = sum(math.prod(each.shape) for each in read_layout(config.model.path).values())
     copies = TRAINING_BYTES[config.actor.dtype] * holders + ENGINE_BYTES * config.rollout.num_workers
-    needed = num_parameters * copies
+    needed = num_parameters * (copies + 4 * saved)
     available = psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(
             f"model.path: weights of {weight_bytes / 1e9:.1f} GB need about {needed / 1e9:.1f} GB for one actor and "
             f"{config.rollout.num_workers} rollout service(s), got {available / 1e9:.1f} GB of free memory"
         )
+    if config.weights.where == "shm" and SHARED_MEMORY.is_dir():
+        num_snapshots = checkpoint.keep_snapshots + 1
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        if weight_bytes * num_snapshots > free:
+            raise ConfigError(
+                f"weights.where: shm must have room for {num_snapshots} snapshots of {weight_bytes / 1e9:.1f} GB, got "
+                f"{free / 1e9:.1f} GB; lower checkpoint.keep_snapshots or set weights.where=disk"
+            )
 
 
 def _tensor_bytes(path: Path) -> int:

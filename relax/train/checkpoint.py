@@ -7,11 +7,10 @@ counts}. Each kind of directory is written beside its final name, flushed and re
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from relax.durable import flush, flush_tree
+from relax.durable import whole_or_absent
 from relax.errors import TrainingError
-from relax.models.checkpoint_files import is_weights_file, read_tensors, write_tensors
 from relax.train.mcore_compat import (
     ShardedTensor,
     ShardedTensorFactory,
     dist_checkpointing,
+    is_main_replica,
     make_sharded_optimizer_tensor,
     parallel_state,
 )
@@ -36,6 +35,7 @@ from relax.train.policy import LANGUAGE_MODEL, OmniPolicy
 from relax.train.shards import num_holders
 
 FORMAT = 1
+GIVE_UP_DEADLINE_S = 30.0
 DESCRIPTION_FILE = "trainer.json"
 CHECKPOINT_WARNINGS = (
     (FutureWarning, "`load_state_dict` is deprecated"),
@@ -45,32 +45,112 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 MASTER = "master"
 
 
-def write_checkpoint(
-    directory: Path | str,
-    policy: OmniPolicy,
-    weights: Weights,
-    counts: dict[str, int],
-    beside: Mapping[str, dict[str, Tensor]] | None = None,
-) -> None:
-    """Write weights, optimizer state, random state and counts; an older checkpoint of that name is replaced.
+class CheckpointWriter:
+    """A checkpoint on its way to the disk: weights, optimizer state, random state and counts of one moment.
 
-    All ranks must call it, with one directory that all can write. Blocks until the files are on disk. `beside` are
-    further safetensors files of the checkpoint, by name, as rank 0 has them.
+    Life cycle: made (all ranks; what is written is fixed from here on) -> `is_written` -> `finish` (all ranks): the
+    directory has its name, an older one of that name is replaced. In between a thread writes, and training may go on.
+
+    Args:
+        directory: That all ranks can write.
+        policy: Whose weights are written.
+        weights: Their masters and optimizer state.
+        facts: Of rank 0: `counts` go on in a resumed run; all of it is in the description.
+        beside: Further safetensors files of the checkpoint, by name, as rank 0 has them.
+        in_background: Copy the state to host memory first; else making it blocks until the files are written.
+        fill: Puts more into the directory, called by rank 0's thread.
     """
-    world = policy.world
-    num_parameters = _num_parameters(policy)
-    with ExitStack() as stack:
-        own = stack.enter_context(_whole_or_absent(Path(directory))) if world.rank == 0 else None
-        partial = Path(world.tell(str(own)))
-        with _quiet():
-            dist_checkpointing.save(_sharded_state(policy, weights), str(partial))
-        world.wait_for_all()
-        if world.rank == 0:
-            for name, tensors in (beside or {}).items():
-                save_file(tensors, partial / name)
-            description = {"format": FORMAT, "num_parameters": num_parameters, "counts": counts}
-            (partial / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n")
-    world.wait_for_all()
+
+    def __init__(
+        self,
+        directory: Path | str,
+        policy: OmniPolicy,
+        weights: Weights,
+        facts: Mapping[str, Any],
+        *,
+        beside: Mapping[str, dict[str, Tensor]] | None = None,
+        in_background: bool = False,
+        fill: Callable[[Path], None] | None = None,
+    ) -> None:
+        self._world = policy.world
+        self._beside = dict(beside or {})
+        self._description = {"format": FORMAT, "num_parameters": _num_parameters(policy), **facts}
+        self._fill = fill if policy.world.rank == 0 else None
+        self._error: BaseException | None = None
+        self._open = ExitStack()
+        with self._removed_on_failure():
+            own = None
+            if self._world.rank == 0:
+                own = self._open.enter_context(whole_or_absent(Path(directory)))
+            self._partial = Path(self._world.tell(str(own)))
+            state = _sharded_state(policy, weights)
+            if in_background:
+                _take_copies(state)
+            with _quiet():
+                self._request = dist_checkpointing.save(state, str(self._partial), async_sharded_save=True)
+        self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
+        self._thread.start()
+        if not in_background:
+            self._thread.join()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's files are on the disk, or could not be written."""
+        return not self._thread.is_alive()
+
+    def finish(self, deadline_s: float) -> None:
+        """Give the checkpoint its name. Blocks until it is on the disk. All ranks must call it.
+
+        Raises:
+            TrainingError: it could not be written, or not within the deadline.
+        """
+        self._thread.join(deadline_s)
+        with self._removed_on_failure():
+            if self._thread.is_alive():
+                raise TrainingError(
+                    f"save_checkpoint: {self._partial} must be written within {deadline_s:.0f} s, got no end"
+                )
+            if self._error is not None:
+                raise TrainingError(
+                    f"save_checkpoint: {self._partial} must be written, got {self._error}"
+                ) from self._error
+            with _quiet():
+                for finalize in self._request.finalize_fns:
+                    finalize()
+            if self._world.rank == 0:
+                for name, tensors in self._beside.items():
+                    save_file(tensors, self._partial / name)
+                (self._partial / DESCRIPTION_FILE).write_text(json.dumps(self._description, indent=1) + "\n")
+        self._open.close()
+        self._world.wait_for_all()
+
+    def give_up(self) -> None:
+        """Leave nothing behind of a checkpoint that is not finished. Idempotent."""
+        self._thread.join(GIVE_UP_DEADLINE_S)
+        with suppress(TrainingError), self._open:
+            raise TrainingError("save_checkpoint: given up")
+
+    @contextmanager
+    def _removed_on_failure(self) -> Iterator[None]:
+        """Remove the directory if the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            self._open.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _write(self) -> None:
+        request = self._request
+        try:
+            arguments = list(request.async_fn_args)
+            if request.preload_fn is not None:
+                arguments[1] = request.preload_fn()
+            if request.async_fn is not None:
+                request.async_fn(*arguments, **request.async_fn_kwargs)
+            if self._fill is not None:
+                self._fill(self._partial)
+        except Exception as error:
+            self._error = error
 
 
 def read_checkpoint(directory: Path | str, policy: OmniPolicy, weights: Weights) -> dict[str, int]:
@@ -124,22 +204,6 @@ def read_tensors_beside(directory: Path | str, name: str) -> dict[str, Tensor]:
         raise TrainingError(f"load_checkpoint: {path} must be a safetensors file, got {error}") from error
 
 
-def write_pretrained(
-    directory: Path | str, model_dir: Path, tensors: dict[str, Tensor], files: dict[str, str]
-) -> None:
-    """Write a Hugging Face directory: tensors in the files named for them, all other files copied.
-
-    Tensors of further models, which `tensors` lacks, are those of `model_dir`. An older directory of that name is
-    replaced.
-    """
-    with _whole_or_absent(Path(directory)) as partial:
-        for path in sorted(model_dir.iterdir()):
-            if path.is_file() and not is_weights_file(path):
-                shutil.copyfile(path, partial / path.name)
-        foreign = read_tensors(model_dir, files.keys() - tensors.keys())
-        write_tensors(partial, {**foreign, **tensors}, files)
-
-
 def _sharded_state(policy: OmniPolicy, weights: Weights) -> dict[str, Any]:
     """Return the tensors of a checkpoint, each with its place in the whole."""
     metadata = {
@@ -170,6 +234,15 @@ def _sharded_state(policy: OmniPolicy, weights: Weights) -> dict[str, Any]:
             state[kind][name] = make_sharded_optimizer_tensor(whose, value, f"optimizer.{kind}")
     rng = ShardedTensor.from_rank_offsets("rng.torch", torch.get_rng_state(), replica_id=policy.world.rank)
     return {"model": model, "optimizer": state, "rng": {"torch": rng}}
+
+
+def _take_copies(state: dict[str, Any]) -> None:
+    """Replace the tensors that this rank writes by copies in host memory, which training does not change."""
+    for value in state.values():
+        if isinstance(value, dict):
+            _take_copies(value)
+        elif value.data is not None and is_main_replica(value.replica_id):
+            value.data = value.data.detach().to("cpu", copy=True)
 
 
 def _owned(place: Any, is_only_one: bool) -> Any:
@@ -223,27 +296,3 @@ def _quiet() -> Iterator[None]:
         for category, message in CHECKPOINT_WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
         yield
-
-
-@contextmanager
-def _whole_or_absent(target: Path) -> Iterator[Path]:
-    """Yield a directory to write in, which takes the target's name when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.parent / f".{target.name}.{os.getpid()}.partial"
-    replaced = target.parent / f".{target.name}.{os.getpid()}.replaced"
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-        flush_tree(partial)
-        if target.exists():
-            target.rename(replaced)
-        partial.rename(target)
-        flush(target.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)

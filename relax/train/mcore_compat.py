@@ -44,7 +44,11 @@ with warnings.catch_warnings():
     for _category, _message in IMPORT_WARNINGS:
         warnings.filterwarnings("ignore", message=_message, category=_category)
     from megatron.core import dist_checkpointing, parallel_state
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+    from megatron.core.dist_checkpointing.mapping import (
+        ShardedTensor,
+        ShardedTensorFactory,
+        is_main_replica,
+    )
     from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.models.gpt import GPTModel
@@ -83,6 +87,7 @@ __all__ = [
     "gather_from_sequence_parallel_region",
     "get_gpt_layer_local_spec",
     "install_shims",
+    "is_main_replica",
     "make_sharded_optimizer_tensor",
     "model_parallel_cuda_manual_seed",
     "parallel_state",

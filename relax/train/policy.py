@@ -170,8 +170,7 @@ class OmniPolicy(nn.Module):
 
         All ranks must call it; rank 0 gets the weights, the others nothing.
         """
-        tensors = self.checkpoint_names(self.state_dict())
-        return {name: tensors[name].to(dtype) for name, dtype in self._dtypes.items() if tensors}
+        return self.checkpoint_part(self.state_dict())
 
     def checkpoint_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors of the policy's names (weights, gradients) under the directory's names and layouts.
@@ -184,15 +183,38 @@ class OmniPolicy(nn.Module):
         if self.world.rank:
             return {}
         named = self._stacks.join(dict(self._name_map.to_checkpoint(whole.items())))
-        if self._names.head in self._dtypes and self._spec.tied:
-            named[self._names.head] = named[f"{self._names.text}embed_tokens.weight"]
+        embedding = f"{self._names.text}embed_tokens.weight"
+        if self._names.head in self._dtypes and self._spec.tied and embedding in named:
+            named[self._names.head] = named[embedding]
         return named | {
             self._tower_name(n): t for n, t in tensors.items() if not n.startswith(LANGUAGE_MODEL)
         }
 
-    def files(self) -> dict[str, str]:
-        """Return the file of the model directory of each tensor there, those of further models included."""
-        return dict(self._files)
+    def checkpoint_part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return some weights, by the policy's names, under the directory's names and in its types.
+
+        All ranks must call it with their parts of the same weights; rank 0 gets whole tensors, the others nothing.
+        """
+        named = self.checkpoint_names(tensors)
+        return {name: named[name].to(dtype) for name, dtype in self._dtypes.items() if name in named}
+
+    def stack_of(self, name: str) -> str:
+        """Return which stack of experts a weight belongs to, by its name on all ranks; '' if to none.
+
+        A stack is one tensor of the directory: all of its weights have to be gathered together.
+        """
+        stem, found, _ = name.partition(".experts.")
+        return stem if found and self._stacks else ""
+
+    def held_parts(self) -> dict[str, tuple[str, Tensor]]:
+        """Return this rank's parts of the weights, each with its name here, by names that are the same on all ranks."""
+        held = {}
+        for name, tensor in self.state_dict().items():
+            if torch.is_tensor(tensor):
+                is_part = name.startswith(LANGUAGE_MODEL)
+                known = self._global_name(name.removeprefix(LANGUAGE_MODEL)) if is_part else name
+                held[LANGUAGE_MODEL + known if is_part else known] = name, tensor
+        return held
 
     def embed_prompts(self, prompts: Sequence[PromptInputs]) -> PromptTable:
         """Run the towers once over the prompts; the result carries their graph unless they are frozen.

@@ -118,6 +118,20 @@ class World:
         data = json.dumps(value).encode() if self.rank == 0 else None
         return json.loads(self.broadcast(data))
 
+    def collect(self, value: Any) -> list[Any]:
+        """Return the JSON values of all ranks, in their order, on each of them."""
+        if self.size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(data)]))
+        padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded)
+        told = zip(parts, lengths, strict=True)
+        return [json.loads(part[: int(length)].numpy().tobytes()) for part, length in told]
+
     def broadcast(self, data: bytes | None, *, stage: bool = False) -> bytes:
         """Return the bytes of rank 0 on all ranks; with `stage`, those of the leader of each stage group."""
         ranks = self.stage_ranks if stage else tuple(range(self.size))

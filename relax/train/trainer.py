@@ -11,7 +11,11 @@ not finite changes no weight, is counted, and says so in its metrics.
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -22,8 +26,8 @@ import torch
 from torch import Tensor
 
 from relax.algorithms.config import AlgorithmConfig
-from relax.models.checkpoint_files import plan_shards, read_tensors
-from relax.models.snapshot import write_snapshot
+from relax.models.pretrained import export_pretrained
+from relax.models.snapshot import SnapshotWriter
 from relax.train.batch import (
     CutRules,
     MicroBatch,
@@ -34,15 +38,11 @@ from relax.train.batch import (
     plan_micro_batches,
     prompt_routes,
 )
-from relax.train.checkpoint import (
-    read_checkpoint,
-    read_tensors_beside,
-    write_checkpoint,
-    write_pretrained,
-)
+from relax.train.checkpoint import CheckpointWriter, read_checkpoint, read_tensors_beside
 from relax.train.config import TrainerConfig, lr_multiplier
 from relax.train.critic import Critic
 from relax.train.decoder_inputs import Completions, PromptTable
+from relax.train.export import WeightExport
 from relax.train.gradients import is_finite
 from relax.train.objective import StepTokens, Targets
 from relax.train.optimizer import Weights
@@ -53,6 +53,8 @@ from relax.train.scoring import score
 from relax.train.tasks import BatchPass, TrainingTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+BUCKET_BYTES = 512 << 20
+"""Weights that are gathered at a time unless the caller says otherwise."""
 CRITIC_FILE = "critic.safetensors"
 """File of a checkpoint with the value head and its optimizer."""
 
@@ -155,35 +157,67 @@ class Trainer:
             importance_ratio=tokens.targets.row_means(tokens.ratio_C).numpy(),
         )
 
-    def publish(self, snapshot_dir: Path, policy_version: int) -> None:
-        """Write the weights as a snapshot that appears whole or not at all. All ranks must call it."""
-        tensors = self.policy.checkpoint_tensors()
-        if self.world.rank == 0:
-            write_snapshot(snapshot_dir, tensors, policy_version, durable=False)
+    def weight_export(self, bucket_bytes: int = BUCKET_BYTES) -> WeightExport:
+        """Return a way for the weights out. All ranks must call it."""
+        return WeightExport(self.policy, bucket_bytes)
+
+    def publish(self, snapshot_dir: Path, policy_version: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """Write the weights as a snapshot that appears whole or not at all, and wait. All ranks must call it."""
+        with ExitStack() as stack:
+            writer = None
+            if self.world.rank == 0:
+                writer = stack.enter_context(SnapshotWriter(snapshot_dir, policy_version))
+            for file in self.weight_export(bucket_bytes).files():
+                if writer is not None:
+                    writer.add(file)
+            if writer is not None:
+                writer.finish()
         self.world.wait_for_all()
 
-    def save_pretrained(self, directory: Path, *, max_shard_bytes: int | None = None) -> None:
+    def save_pretrained(self, directory: Path, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         """Write a Hugging Face directory: the weights, and every other file of the model directory as it was.
 
         Each tensor is in the file that it came from; with `max_shard_bytes` in files of at most that size. All ranks
         must call it.
         """
-        tensors = self.policy.checkpoint_tensors()
-        if self.world.rank == 0:
-            files = self.policy.files()
-            if max_shard_bytes is not None:
-                files = plan_shards({**read_tensors(self._model_dir), **tensors}, max_shard_bytes)
-            write_pretrained(directory, self._model_dir, tensors, files)
+        snapshot = directory.parent / f".{directory.name}.{os.getpid()}.weights.partial"
+        try:
+            self.publish(snapshot, self.num_steps, bucket_bytes=bucket_bytes)
+            if self.world.rank == 0:
+                export_pretrained(directory, self._model_dir, snapshot)
+        finally:
+            shutil.rmtree(snapshot, ignore_errors=True)
         self.world.wait_for_all()
 
+    def begin_checkpoint(
+        self,
+        directory: Path,
+        facts: Mapping[str, Any] | None = None,
+        *,
+        in_background: bool = True,
+        fill: Callable[[Path], None] | None = None,
+    ) -> CheckpointWriter:
+        """Begin a Megatron checkpoint from which `load_checkpoint` goes on exactly; `finish` it later.
+
+        All ranks must call it. `facts` of rank 0 are kept in its description; `fill` as in `CheckpointWriter`.
+        """
+        counts = {"num_steps": self.num_steps, "num_skipped_steps": self.num_skipped_steps}
+        return CheckpointWriter(
+            directory,
+            self.policy,
+            self.weights,
+            {"counts": counts, **(facts or {})},
+            beside={} if self.critic is None else {CRITIC_FILE: self.critic.tensors()},
+            in_background=in_background,
+            fill=fill,
+        )
+
     def save_checkpoint(self, directory: Path) -> None:
-        """Write a Megatron checkpoint from which `load_checkpoint` goes on exactly; replaces an older one there.
+        """Write a Megatron checkpoint and wait until it is on the disk; replaces an older one there.
 
         All ranks must call it.
         """
-        state = {"num_steps": self.num_steps, "num_skipped_steps": self.num_skipped_steps}
-        beside = {} if self.critic is None else {CRITIC_FILE: self.critic.tensors()}
-        write_checkpoint(directory, self.policy, self.weights, state, beside)
+        self.begin_checkpoint(directory, in_background=False).finish(self._config.rank_deadline_s)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Go on from a checkpoint: weights, optimizer, critic if there is one, step counts and random state.

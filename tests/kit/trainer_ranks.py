@@ -38,7 +38,9 @@ class Job:
     unlike_routes: bool = False
     """One row of a group has its prompt's first token routed in another order, in the last layer alone."""
     resume: bool = False
-    """Save after the first step and go on from that checkpoint with a trainer of another seed."""
+    """Save after the first step, while another is trained, and go on from there with a trainer of another seed."""
+    resume_from: str = ""
+    """Go on after the first step from the checkpoint that this job has left, of whatever layout."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +69,23 @@ def run_job(job: Job, out_dir: Path) -> None:
     algorithm = load_config([], [*ALGORITHM, *job.algorithm]).algorithm
     trainer = Trainer(job.model_dir, config, algorithm, seed=0)
     spec, metrics = ThinkerSpec.from_pretrained(job.model_dir), []
-    for step in range(NUM_STEPS):
+    if job.resume_from:
+        trainer.load_checkpoint(out_dir / f"{job.resume_from}.checkpoint")
+    for step in range(1 if job.resume_from else 0, NUM_STEPS):
         batch = make_train_batch(spec, seed=step, **job.batch)
         if job.unlike_routes:
             batch.routed_experts[1][0, -1] = batch.routed_experts[1][0, -1, ::-1].copy()
         result = trainer.train_step(part_of(batch, trainer))
         metrics.append(result.metrics)
         if job.resume and step == 0:
-            trainer.save_checkpoint(out_dir / f"{job.name}.checkpoint")
+            saving = trainer.begin_checkpoint(out_dir / f"{job.name}.checkpoint")
+            other = make_train_batch(spec, seed=NUM_STEPS, **job.batch)
+            trainer.train_step(part_of(other, trainer))  # must not be in the checkpoint
+            saving.finish(DEADLINE_S)
             trainer = Trainer(job.model_dir, config, algorithm, seed=7)
             trainer.load_checkpoint(out_dir / f"{job.name}.checkpoint")
     weights = trainer.policy.checkpoint_tensors()
+    check_buckets(trainer, weights)
     if trainer.world.rank == 0:
         seen = {"metrics": metrics, "logprobs": [row.tolist() for row in result.trainer_logprobs]}
         save_file(
@@ -85,6 +93,17 @@ def run_job(job: Job, out_dir: Path) -> None:
             out_dir / f"{job.name}.safetensors",
         )
         (out_dir / f"{job.name}.json").write_text(json.dumps(seen))
+
+
+def check_buckets(trainer: Any, weights: Mapping[str, Any]) -> None:
+    """Raise unless the weights that are gathered in small buckets are those that are gathered in one piece."""
+    from safetensors.torch import load
+
+    files = list(trainer.weight_export(20_000).files())
+    found = {name: tensor for file in files for name, tensor in load(file.content.numpy().tobytes()).items()}
+    same = {name for name in found.keys() & weights.keys() if found[name].equal(weights[name])}
+    if same != weights.keys() or same != found.keys():
+        raise RuntimeError(f"buckets must hold the weights, got others for {sorted(weights.keys() ^ same)}")
 
 
 def part_of(batch: Any, trainer: Any) -> Any:

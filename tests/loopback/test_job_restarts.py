@@ -74,7 +74,7 @@ def test_queue_and_actor_that_are_killed_come_back_as_they_were(start):
     happened = [event["event"] for event in events(job.run_dir)]
     assert happened == ["started", "restarted", "restarted", "went_back", "ended"], events(job.run_dir)
     assert restarted(job) == ["queue", "actor"]
-    assert events(job.run_dir)[3]["step"] >= 4
+    assert events(job.run_dir)[3]["step"] >= 2  # that of step 4 may have been on its way to the disk
     assert faults_of(job) == []
     assert half_written(job.run_dir) == []
 

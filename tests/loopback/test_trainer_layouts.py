@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from relax.train.runtime import leave_parallel
-from tests.kit.trainer_ranks import Job, Seen, read_seen, run_job, run_ranks
+from tests.kit.trainer_ranks import NUM_STEPS, Job, Seen, read_seen, run_job, run_ranks
 from tests.unit.relax.train.conftest import make_thinker, thinker_config
 
 NUM_EXPERTS = 4
@@ -51,6 +51,8 @@ ALGORITHM_LAYOUTS = (
 """Those that look at the whole batch, at whole rows or at values, where these are spread out."""
 OF_THE_BATCH = ("advantage_std", "correction_weight", "clip_fraction", "value_loss", "critic_grad_norm")
 TOLERANCE = 1e-5
+FROM_ONE = ("tp2", "ep2", "pp2", "tp2ep2")
+"""Layouts that go on from a checkpoint of one process, and one process from theirs."""
 
 
 def model_job(models: dict[str, Path], kind: str, name: str, layout=None, **changes) -> Job:
@@ -100,7 +102,16 @@ def jobs_of_two(models: dict[str, Path]) -> list[Job]:
             models, "moe", "dp2-rounded", {"dp": 2}, settings={"dtype": "bf16", "distributed_optimizer": True}
         )
     )
+    for name in FROM_ONE:
+        shared = {"distributed_optimizer": name == "ep2"}
+        job = model_job(models, "moe", f"{name}-from-one", LAYOUTS[name], settings=shared)
+        made.append(dataclasses.replace(job, resume_from="moe-one-saved"))
     return list({job.name: job for job in made}.values())
+
+
+def saved_by_one(models: dict[str, Path]) -> Job:
+    """Return a job of one process that leaves a checkpoint after its first step."""
+    return model_job(models, "moe", "one-saved", resume=True)
 
 
 @pytest.fixture(scope="module")
@@ -123,27 +134,35 @@ def out_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(models, out_dir) -> Path:
     """All jobs of two ranks have run."""
+    run_alone(saved_by_one(models), out_dir)
     run_ranks(2, jobs_of_two(models), out_dir)
     return out_dir
+
+
+def run_alone(job: Job, out_dir: Path) -> Seen:
+    """Run a job in this process."""
+    torch.set_num_threads(1)
+    run_job(job, out_dir)
+    leave_parallel(for_good=False)
+    return read_seen(job.name, out_dir)
 
 
 def on_one_process(job: Job, out_dir: Path) -> Seen:
     """Return what the same job sees as one process that neither packs, cuts, resumes nor recomputes."""
     kept = {"routing_replay", "share_prompts", "dtype"}
     settings = {key: value for key, value in job.settings.items() if key in kept}
-    plain = dataclasses.replace(job, layout={}, settings=settings, resume=False, name="")
+    plain = dataclasses.replace(job, layout={}, settings=settings, resume=False, resume_from="", name="")
     number = zlib.crc32(json.dumps(dataclasses.asdict(plain), sort_keys=True).encode())
     plain = dataclasses.replace(plain, name=f"one-{number}")
     if not (out_dir / f"{plain.name}.json").exists():
-        torch.set_num_threads(1)
-        run_job(plain, out_dir)
-        leave_parallel(for_good=False)
+        run_alone(plain, out_dir)
     return read_seen(plain.name, out_dir)
 
 
 def assert_same(seen: Seen, expected: Seen, tolerance: float = TOLERANCE) -> None:
     """Losses, gradient norms, logprobs, routing and weights are equal, and not because nothing happened."""
-    for ours, theirs in zip(seen.metrics, expected.metrics, strict=True):
+    first = len(expected.metrics) - len(seen.metrics)  # one that went on has not seen the steps before
+    for ours, theirs in zip(seen.metrics, expected.metrics[first:], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=tolerance)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=tolerance)
         assert ours.get("routing_mismatch") == theirs.get("routing_mismatch")
@@ -165,6 +184,18 @@ def test_layout_equals_one_process(models, two_ranks, name) -> None:
     """Dense or not, cut, packed, recomputed, resumed or against a reference: the same numbers as one process."""
     job = next(job for job in jobs_of_two(models) if job.name == name)
     assert_same(read_seen(name, two_ranks), on_one_process(job, two_ranks))
+
+
+@pytest.mark.parametrize("name", ["tp2", "ep2", "pp2", "dp2"])
+def test_one_process_goes_on_from_another_layout(models, two_ranks, name) -> None:
+    """Weights and optimizer state of two ranks: the next steps are those of a run that never changed."""
+    left = next(job for job in jobs_of_two(models) if job.name == f"moe-{name}-resumed")
+    job = dataclasses.replace(
+        model_job(models, "moe", f"one-from-{name}"), batch=left.batch, resume_from=left.name
+    )
+    seen = run_alone(job, two_ranks)
+    assert len(seen.metrics) == NUM_STEPS - 1
+    assert_same(seen, on_one_process(left, two_ranks))
 
 
 def test_one_process_moves_every_weight_that_a_layout_could_get_wrong(models, two_ranks) -> None:

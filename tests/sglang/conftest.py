@@ -15,7 +15,8 @@ from modalities.registry import load_modalities
 from pipelines.toy_omni import ToySpec, make_toy_omni
 from relax.data.manifest import Manifest
 from relax.data.prompts import Prompt, PromptBuilder
-from relax.models.snapshot import write_snapshot
+from relax.models.snapshot import SnapshotWriter, WeightFile, file_names
+from relax.models.tensor_file import file_bytes
 from relax.models.thinker import checkpoint_views, load_thinker
 from relax.models.tiny import make_tiny_omni
 from relax.rollout.engine import GenerateRequest
@@ -135,7 +136,7 @@ _versions = itertools.count(1)
 
 @pytest.fixture
 def publish(home: Home, tmp_path: Path) -> Callable[[], tuple[Path, int]]:
-    """Factory of snapshots: other weights each time, under the next version."""
+    """Factory of snapshots of two files: other weights each time, under the next version."""
     weights = {name: view.clone() for name, view in checkpoint_views(load_thinker(home.model)).items()}
 
     def make(**changes: torch.Tensor) -> tuple[Path, int]:
@@ -145,6 +146,13 @@ def publish(home: Home, tmp_path: Path) -> Callable[[], tuple[Path, int]]:
             name: weight + 0.02 * torch.randn(weight.shape, generator=generator)
             for name, weight in weights.items()
         }
-        return write_snapshot(tmp_path / f"{version:06d}", tensors | changes, version), version
+        tensors |= changes
+        names = sorted(tensors)
+        parts = names[::2], names[1::2]
+        with SnapshotWriter(tmp_path / f"{version:06d}", version) as writer:
+            for file, part in zip(file_names(2), parts, strict=True):
+                content = file_bytes({name: tensors[name] for name in part})
+                writer.add(WeightFile(name=file, tensors=tuple(part), content=content))
+            return writer.finish().directory, version
 
     return make

@@ -65,7 +65,7 @@ def test_altered_snapshot_is_refused(attach, publish) -> None:
     """A torn file never reaches a server, which would die of it."""
     engine = attach()
     snapshot, version = publish()
-    with (snapshot / "model.safetensors").open("r+b") as file:
+    with (snapshot / "model-00002-of-00002.safetensors").open("r+b") as file:
         file.seek(-3, 2)
         file.write(b"xyz")
     with pytest.raises(SnapshotError, match="must have checksum"):

@@ -7,8 +7,18 @@ import json
 import pytest
 import torch
 
+from relax.models.checkpoint_files import file_names
 from relax.models.errors import SnapshotError, SnapshotNotFoundError
-from relax.models.snapshot import describe_snapshot, read_snapshot, write_snapshot
+from relax.models.snapshot import (
+    SnapshotWriter,
+    WeightFile,
+    copy_weights,
+    describe_snapshot,
+    read_changes,
+    read_snapshot,
+    write_snapshot,
+)
+from relax.models.tensor_file import file_bytes
 
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b.bias": torch.ones(4, dtype=torch.bfloat16)}
 
@@ -70,8 +80,70 @@ def test_snapshot_names_missing_parts(tmp_path):
     assert isinstance(caught.value, FileNotFoundError)
     description = write_snapshot(tmp_path / "v1", TENSORS, 1) / "snapshot.json"
     description.write_text(json.dumps({"policy_version": 1}))
-    with pytest.raises(SnapshotError, match=r"lacks \['checksum', 'num_tensors'\]"):
+    with pytest.raises(SnapshotError, match=r"lacks \['files', 'num_tensors'\]"):
         read_snapshot(tmp_path / "v1")
     description.write_text("{")
     with pytest.raises(SnapshotError, match="must be JSON"):
         read_snapshot(tmp_path / "v1")
+    description.write_text(json.dumps({"policy_version": 1, "num_tensors": 1, "files": {"../x": "0"}}))
+    with pytest.raises(
+        SnapshotError, match=r"must name model\*\.safetensors and their checksums, got \['../x'\]"
+    ):
+        read_snapshot(tmp_path / "v1")
+
+
+def write_two(directory, version, weight, before=None):
+    """Write a snapshot of two files, of which the second never changes."""
+    first, second = file_names(2)
+    with SnapshotWriter(directory, version, before) as writer:
+        writer.add(WeightFile(name=first, tensors=("a",), content=file_bytes({"a": weight})))
+        fixed = file_bytes({"b": torch.ones(3)}) if before is None else None
+        writer.add(WeightFile(name=second, tensors=("b",), content=fixed))
+        return writer.finish()
+
+
+def test_snapshot_of_several_files_has_hugging_face_s_index(tmp_path):
+    """Files are named as transformers names them; the index says where each tensor is."""
+    written = write_two(tmp_path / "v1", 1, torch.zeros(2))
+    assert read_snapshot(tmp_path / "v1")[1].keys() == {"a", "b"}
+    index = json.loads((tmp_path / "v1" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {
+        "a": "model-00001-of-00002.safetensors",
+        "b": "model-00002-of-00002.safetensors",
+    }
+    assert index["metadata"]["total_size"] == written.num_bytes == written.num_bytes_new
+
+
+def test_snapshot_refers_to_files_of_the_one_before(tmp_path):
+    """As links, which stay when that one is deleted; readers get what they do not have."""
+    first = write_two(tmp_path / "v1", 1, torch.zeros(2))
+    second = write_two(tmp_path / "v2", 2, torch.ones(2), first)
+    same = "model-00002-of-00002.safetensors"
+    assert (tmp_path / "v1" / same).samefile(tmp_path / "v2" / same)
+    assert second.num_bytes_new < second.num_bytes == first.num_bytes
+    for path in (tmp_path / "v1").iterdir():
+        path.unlink()
+    changes = read_changes(tmp_path / "v2", set(first.checksums.values()))
+    assert (changes.policy_version, list(changes.tensors)) == (2, ["a"])
+    assert read_snapshot(tmp_path / "v2")[1].keys() == {"a", "b"}
+
+
+def test_snapshot_cannot_refer_to_what_was_not_there(tmp_path):
+    """A file without content needs one before; nothing is left of the attempt."""
+    with (
+        pytest.raises(SnapshotError, match=r"must be in the snapshot before .*v1, got none there"),
+        SnapshotWriter(tmp_path / "v1", 1) as writer,
+    ):
+        writer.add(WeightFile(name="model.safetensors"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_a_snapshot_are_brought_elsewhere(tmp_path):
+    """With the index, without what only a snapshot has."""
+    write_two(tmp_path / "v1", 1, torch.zeros(2))
+    (tmp_path / "there").mkdir()
+    copy_weights(tmp_path / "v1", tmp_path / "there")
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {
+        *file_names(2),
+        "model.safetensors.index.json",
+    }

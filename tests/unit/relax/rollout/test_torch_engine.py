@@ -13,8 +13,10 @@ import torch
 
 from relax.errors import SnapshotError
 from relax.models.batch import collate, hf_inputs
+from relax.models.checkpoint_files import file_names
 from relax.models.inputs import PromptInputs
-from relax.models.snapshot import write_snapshot
+from relax.models.snapshot import SnapshotWriter, WeightFile, Written, write_snapshot
+from relax.models.tensor_file import file_bytes
 from relax.models.thinker import checkpoint_views, load_thinker
 from relax.rollout.engine import GenerateRequest
 from relax.rollout.torch_engine import TorchEngine
@@ -242,6 +244,35 @@ def test_adopt_refuses_what_is_not_the_model_s(tiny_dir, requests, tmp_path):
     with pytest.raises(FileNotFoundError):
         engine.adopt(tmp_path / "gone", 3)
     assert engine.policy_version == 0
+    assert [c.logprobs.tolist() for c in engine.generate(requests)] == before
+
+
+def test_adopt_reads_only_files_that_have_changed(tiny_dir, requests, tmp_path):
+    """A file that is the same by its checksum is not even opened; after a refused snapshot all is as it was."""
+    engine = TorchEngine(tiny_dir)
+    tensors = checkpoint_views(load_thinker(tiny_dir))
+    head, (first, second) = "thinker.lm_head.weight", file_names(2)
+    rest = tuple(name for name in tensors if name != head)
+
+    def publish(version: int, scale: float, before: Written | None = None) -> Written:
+        with SnapshotWriter(tmp_path / f"v{version}", version, before) as writer:
+            whole = file_bytes({name: tensors[name] for name in rest}) if before is None else None
+            writer.add(WeightFile(name=first, tensors=rest, content=whole))
+            writer.add(
+                WeightFile(name=second, tensors=(head,), content=file_bytes({head: tensors[head] * scale}))
+            )
+            return writer.finish()
+
+    written = publish(1, 1.0)
+    engine.adopt(tmp_path / "v1", 1)
+    before = [c.logprobs.tolist() for c in engine.generate(requests)]
+    publish(2, 1.5, written)
+    (tmp_path / "v2" / first).unlink()
+    engine.adopt(tmp_path / "v2", 2)
+    assert torch.equal(engine._weights[head], tensors[head] * 1.5)
+    with pytest.raises(FileNotFoundError, match=first):
+        TorchEngine(tiny_dir).adopt(tmp_path / "v2", 2)
+    engine.adopt(tmp_path / "v1", 1)
     assert [c.logprobs.tolist() for c in engine.generate(requests)] == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from relax.run.checkpoints import (
     checkpoint_dir,
     checkpoint_steps,
     choose,
-    committed,
+    commit,
+    prepare,
     reconcile,
+    retained,
     retire,
 )
 
@@ -71,15 +74,15 @@ def test_newest_is_chosen_unless_another_is_asked_for():
         choose((), None)
 
 
-def test_queue_is_pinned_before_the_files_are_written_and_committed_after():
-    """A writer that fails leaves it prepared, for whoever starts next to resolve."""
+def test_queue_is_told_of_both_phases_but_for_the_beginning():
+    """The beginning has no files of its own, and a rank without the queue says nothing."""
     queue = FakeKeeper()
-    with committed(queue, 4):
-        queue.told.append("write")
-    assert queue.told == ["prepare 000004", "write", "commit 000004"]
-    with pytest.raises(OSError, match="full"), committed(queue, 6):
-        raise OSError("full")
-    assert queue.told[3:] == ["prepare 000006"]
+    for step in (0, 4):
+        prepare(queue, step)
+        commit(queue, step)
+        prepare(None, step)
+        commit(None, step)
+    assert queue.told == ["prepare 000004", "commit 000004"]
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
@@ -91,3 +94,27 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert checkpoint_steps(tmp_path) == [0, 6, 8]
     assert queue.told == ["release 000000", "release 000004"]
     assert [path.name for path in checkpoint_dir(tmp_path, 0).parent.iterdir() if path.name[0] == "."] == []
+
+
+def test_checkpoints_are_kept_by_three_rules():
+    """The last ones, the best ones (the later of equals, those without a reward never), and every so many steps."""
+    steps = [0, 2, 4, 6, 8, 10, 12]
+    rewards = {2: 0.5, 4: 0.9, 6: 0.9, 8: 0.1}
+    assert retained(steps, 2, rewards=rewards) == {10, 12}
+    assert retained(steps, 1, best=1, rewards=rewards) == {6, 12}
+    assert retained(steps, 1, best=2, rewards=rewards) == {4, 6, 12}
+    assert retained(steps, 1, every=4, rewards=rewards) == {4, 8, 12}
+    assert retained([0, 2], 2, best=1, every=4, rewards=rewards) == {0, 2}
+    assert retained(steps, 1, best=9, rewards=rewards) == {2, 4, 6, 8, 12}
+
+
+def test_best_checkpoint_outlives_newer_ones(tmp_path):
+    """By the reward in its description; one that cannot say has none."""
+    queue = FakeKeeper()
+    for step, reward in ((2, 0.3), (4, 0.8), (6, None), (8, 0.1)):
+        write(tmp_path, step)
+        facts = {} if reward is None else {"reward": reward}
+        (checkpoint_dir(tmp_path, step) / DESCRIPTION_FILE).write_text(json.dumps(facts))
+    assert retire(queue, tmp_path, keep=1, best=1, every=6) == [0, 2]
+    assert checkpoint_steps(tmp_path) == [0, 4, 6, 8]
+    assert queue.told == ["release 000000", "release 000002"]

@@ -25,12 +25,12 @@ def test_words_of_a_new_run_ask_for_no_resume():
 
 
 def test_resumed_run_has_its_own_configuration_with_more_steps(tmp_path):
-    """The seed stays; `num_steps` is the new one."""
+    """The seed stays; the number of steps and of processes is the new one."""
     run_dir = saved_run(tmp_path, seed=7, num_steps=10)
-    request = read_words([f"resume={run_dir}", "resume_step=5", "num_steps=20", "restarts.max=3"])
+    request = read_words([f"resume={run_dir}", "resume_step=5", "num_steps=20", "actor.layout.tp=2"])
     assert (request.run_dir, request.step) == (run_dir, 5)
     config = resumed_config(request)
-    assert (config.seed, config.num_steps, config.restarts.max) == (7, 20, 3)
+    assert (config.seed, config.num_steps, config.actor.layout.tp) == (7, 20, 2)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_resumed_run_has_its_own_configuration_with_more_steps(tmp_path):
         (["resume=x", "resume_step=last"], "resume_step: must be a number of optimizer steps, got 'last'"),
         (
             ["resume=x", "seed=3"],
-            "command line: 'seed' must stay as it was in a resumed run; only num_steps, progress, checkpoint.*, "
-            "restarts.*, evaluation.deadline_s, queue.lease_s may be another",
+            "command line: 'seed' must stay as it was in a resumed run; only num_steps, progress, actor.layout.*, "
+            "weights.*, checkpoint.*, restarts.*, evaluation.deadline_s, queue.lease_s may be another",
         ),
     ],
 )

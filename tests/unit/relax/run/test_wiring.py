@@ -6,7 +6,9 @@ import dataclasses
 import json
 import shutil
 import struct
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
@@ -108,6 +110,26 @@ def test_check_wiring_refuses_a_model_that_memory_cannot_hold(tiny_dir, tmp_path
         ConfigError, match=r"^model\.path: weights of 4503599\.6 GB need about 22517998\.1 GB"
     ):
         check_wiring(RunConfig(model=ModelConfig(path=str(model_dir))))
+
+
+def test_check_wiring_counts_snapshots_in_shared_memory_and_checkpoints_in_background(tiny_dir, monkeypatch):
+    """Neither is refused in the middle of a run, when it would not fit."""
+    config = RunConfig(model=ModelConfig(path=str(tiny_dir)))
+    config.weights.where, config.checkpoint.keep_snapshots = "shm", 1 << 30
+    with pytest.raises(
+        ConfigError,
+        match=r"^weights\.where: shm must have room for 1073741825 snapshots of .* GB, got .* GB; lower",
+    ):
+        check_wiring(config)
+    config = RunConfig(model=ModelConfig(path=str(tiny_dir)))
+    config.checkpoint.interval_steps = 1
+    weight_bytes = (tiny_dir / "model.safetensors").stat().st_size
+    free = SimpleNamespace(available=7 * weight_bytes)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    with pytest.raises(ConfigError, match=r"^model\.path: weights of"):
+        check_wiring(config)
+    config.checkpoint.asynchronous = False
+    assert check_wiring(config)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors"])
