@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from flight.errors import JournalFullError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that a disk has no room, the queue's journal included: that may pass."""
+    return error.errno in FULL or isinstance(error, JournalFullError)
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append to a file and flush it; if that fails, the file is as it was."""
+    with path.open("ab", buffering=0) as file:
+        num_bytes = file.seek(0, os.SEEK_END)
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            if len(left) < len(data):
+                file.truncate(num_bytes)
+            raise
 
 
 def flush(path: Path) -> None:

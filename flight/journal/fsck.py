@@ -1,23 +1,26 @@
 """Is a journal as it was written? What is in it, what is torn, what is damaged; and saving what can be read.
 
 A repair reads all that is whole, leaves out what does not fit, writes that down as a new checkpoint, and moves the old
-files, kept checkpoints too, into `damaged-N/`, where they stay. Values that are gone take their rows along, and rows
-that refer to these: their uids may be put again.
+files into `damaged-N/`, where they stay. Values that are gone take their rows along, and rows that refer to these:
+their uids may be put again. Kept checkpoints that can be gone back to stay what and where they are, with
+the files in which their rows lie.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flight.errors import JournalDamagedError
-from flight.journal.directory import PIN_ROLES, JournalDirectory
+from flight.journal.directory import PIN_ROLES, JournalDirectory, JournalFile
 from flight.journal.extents import ExtentIndex
+from flight.journal.format import Frame, Kind, read_frame
 from flight.journal.pins import read_pin
-from flight.journal.recovery import recover
+from flight.journal.recovery import recover, restore_pin
 from flight.journal.replay import ReplayingBroker, standing_broker
-from flight.journal.survey import survey
+from flight.journal.survey import map_file, survey
 from flight.journal.transfer import restore_into, snapshot_frames
 
 
@@ -103,6 +106,33 @@ def _replace(directory: JournalDirectory, broker: ReplayingBroker, journal: str,
     while (aside := directory.path / f"damaged-{number}").exists():
         number += 1
     aside.mkdir(mode=0o700)
+    needed = _needed_by_whole_pins(directory)
     for file in directory.files():
-        os.replace(file.path, aside / file.path.name)
+        if file in needed:
+            shutil.copyfile(file.path, aside / file.path.name)
+        else:
+            os.replace(file.path, aside / file.path.name)
     restore_into(directory, "repair", data)
+
+
+def _needed_by_whole_pins(directory: JournalDirectory) -> set[JournalFile]:
+    """Return the kept checkpoints that can be gone back to, with all files in which their rows lie.
+
+    A log that cannot say where it begins does not count: a server could not tell it from one to be replayed.
+    """
+    needed: set[JournalFile] = set()
+    for file in directory.files(*PIN_ROLES):
+        try:
+            pin = read_pin(file)
+            restore_pin(directory, file, standing_broker(), "")
+        except JournalDamagedError:
+            continue
+        used = {each for each in directory.files("log", "rows") if (each.number, each.role) in pin.uses}
+        if all(_has_header(each) for each in used):
+            needed |= {file, *used}
+    return needed
+
+
+def _has_header(file: JournalFile) -> bool:
+    first = read_frame(map_file(file.path), 0)
+    return isinstance(first, Frame) and first.kind is Kind.HEADER

@@ -27,6 +27,7 @@ from flight.errors import InvalidRequestError, UnavailableError
 from flight.journal.broker import JournaledBroker
 from flight.journal.config import JournalConfig
 from flight.memory import keep_freed_memory
+from flight.output import keep_printing
 from flight.schema import TableSpec
 from flight.server import QueueServer
 from flight.server.faces import Faces
@@ -79,6 +80,7 @@ def serve(
         UnavailableError: the address cannot be listened on.
     """
     keep_freed_memory()
+    keep_printing()
     structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,6 +20,7 @@ import structlog
 
 from flight.data.spill import SpillDirectory
 from flight.errors import UnavailableError
+from flight.output import keep_printing
 from flight.server.faces import Faces
 from flight.server.idle import IDLE_S, PutWatch
 from flight.server.process import (
@@ -83,6 +84,7 @@ def serve_storage(options: StorageOptions, *, announce: Callable[[str], None]) -
         InvalidRequestError: the keys or the address cannot be, or the coordinator does not reach this server at its
             location.
     """
+    keep_printing()
     structlog.configure(processors=LOG_STEPS, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     check_address(options.host, is_protected=options.keys is not None, allow_insecure=options.allow_insecure)
     face_the_public()

@@ -131,10 +131,10 @@ class ControlMember:
             value = self._session.replica.entries.get(key)
         return default if value is None else copy_value(key, value)
 
-    def set(self, key: str, value: Any, *, deadline_s: float = 10.0) -> None:
+    def set(self, key: str, value: Any, *, deadline_s: float | None = None) -> None:
         """Change a key for all and return once this member's own copy shows it; `None` removes it.
 
-        Repeats are harmless.
+        Repeats are harmless. Without a deadline it waits as long as the hub may be silent.
 
         Raises:
             ControlRefusedError: the hub's rules do not allow the value, or this member was dismissed.
@@ -142,6 +142,7 @@ class ControlMember:
             ControlError: the member is closed or its thread has failed.
         """
         value = copy_value(key, value)
+        deadline_s = self._timings.hub_timeout_s if deadline_s is None else deadline_s
         with self._lock:
             self._check_running()
             request = self._session.ask(key, value, time.monotonic())
@@ -163,7 +164,7 @@ class ControlMember:
             )
 
     def announce_policy_version(
-        self, version: int, path: Path | str, *, incarnation: int = 0, deadline_s: float = 10.0
+        self, version: int, path: Path | str, *, incarnation: int = 0, deadline_s: float | None = None
     ) -> None:
         """Tell all that the weights of `version` lie in directory `path`; return once the hub has it.
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from relax.durable import append_whole
 from relax.errors import ServiceError, WiringError
 from relax.observe.natural import write_parquet
 
@@ -336,7 +337,6 @@ class _EventFile:
         self.flush()
 
     def flush(self) -> None:
-        with self._path.open("ab") as file:
-            file.write(self._buffer.getvalue())
+        append_whole(self._path, self._buffer.getvalue())
         self._buffer.seek(0)
         self._buffer.truncate()

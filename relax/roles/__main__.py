@@ -14,8 +14,11 @@ import typer
 
 from flight.client import QueueClient
 from flight.memory import keep_freed_memory
+from flight.output import keep_printing
+from flight.server.process import LOG_STEPS
 from relax.config import load_config
 from relax.control.member import ControlMember
+from relax.control.timings import ControlTimings
 from relax.errors import ConfigError, HopelessError, WiringError
 from relax.launch.parent import die_with_parent
 from relax.roles.service import Service
@@ -41,16 +44,30 @@ def main(
     if role not in ROLES:
         raise typer.BadParameter(f"role must be one of {', '.join(ROLES)}, got {role!r}")
     keep_freed_memory()
+    keep_printing()
     if parent_pid is not None:
         die_with_parent(parent_pid)
+    structlog.configure(processors=LOG_STEPS)  # tracebacks without the values of local variables
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the driver, which drains the roles in order
     log = structlog.get_logger(role=role, index=index)
     try:
         with ExitStack() as stack:
             module = importlib.import_module(f"relax.roles.{role}")
             config = load_config([run_dir / "config.yaml"])
-            member = stack.enter_context(ControlMember(control, role, index, keys=control_keys))
             identity, patience_s = f"{role}-{index}", config.restarts.patience_s
+            # A driver that is gone takes its services along; one that is merely silent is waited for like the queue.
+            silence_s = max(ControlTimings.hub_timeout_s, patience_s)
+            timings = ControlTimings(hub_timeout_s=silence_s)
+            member = stack.enter_context(
+                ControlMember(
+                    control,
+                    role,
+                    index,
+                    timings=timings,
+                    connect_deadline_s=silence_s,
+                    keys=control_keys,
+                )
+            )
             client = stack.enter_context(
                 QueueClient(queue, identity=identity, patience_s=patience_s, credentials=credentials)
             )

@@ -149,6 +149,9 @@ class Actor:
     def save(self, step: int, *, final: bool = False) -> None:
         """Begin a checkpoint; at the end wait for it, and write a Hugging Face directory beside it."""
         with self._service.clock.part("checkpoint"):
+            self._publisher.join()
+            if self._speaks:
+                self._metrics.flush()  # the queue's half has them, or there is no checkpoint
             self._saver.begin(step, in_background=not final)
             if final:
                 self._saver.finish()

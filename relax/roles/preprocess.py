@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from flight.errors import DeadlineExceededError
+from flight.errors import DeadlineExceededError, JournalFullError
 from modalities.base import EncodingProfile
 from modalities.media import MediaItem, MediaTable
 from modalities.registry import load_modalities
@@ -162,11 +162,11 @@ class PreprocessStage:
         ]
 
     def put(self, table: str, chunk: Chunk) -> bool:
-        """Put prompts and media; False when a table stayed full for a moment, so that the caller looks at the phase."""
+        """Put prompts and media; False when there was no room for a moment, so that the caller looks at the phase."""
         try:
             with self._service.clock.part("put"):
                 self._writer.put(table, chunk.rows, chunk.media, deadline_s=PUT_DEADLINE_S)
-        except DeadlineExceededError:
+        except (DeadlineExceededError, JournalFullError):
             return False
         return True
 

@@ -106,6 +106,10 @@ class Driver:
                     outcome = self._follow(stack)
                 complete_records(self._run_dir)
                 self._history.add(ENDED, outcome.reason, exit_code=outcome.exit_code, ledger=self._ledger)
+        except OSError as error:
+            raise ServiceError(
+                f"run: {self._run_dir} must be written to, got: {error}; resume={self._run_dir} goes on"
+            ) from error
         finally:
             signal.signal(signal.SIGINT, previous)
         if self._is_open:
@@ -350,6 +354,11 @@ class Driver:
             reason = self._restarter.queue_was_silent()
             if reason:
                 raise ServiceError(reason) from None
+            return False
+        except OSError as error:  # what was not written down is not acked, or waits in memory
+            reason = self._restarter.disk_was_full(error)
+            if reason:
+                raise ServiceError(reason) from error
             return False
         self._restarter.queue_answered()
         return True

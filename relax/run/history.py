@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from relax.durable import append_whole, is_full
+
 FILE = "history.jsonl"
 STARTED, RESUMED, RESTARTED, HUNG, WENT_BACK, ENDED = (
     "started",
@@ -24,21 +26,35 @@ STARTED, RESUMED, RESTARTED, HUNG, WENT_BACK, ENDED = (
 )
 
 
+FIRM = (STARTED, RESUMED, WENT_BACK, ENDED)
+"""Events that count only once they are on disk."""
+
+
 class History:
     """The events of a run, those of earlier drivers included."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / FILE
+        self._waiting: list[bytes] = []
+        """Lines for which the disk had no room."""
         self.events: list[dict[str, Any]] = _read(self._path)
 
     def add(self, event: str, text: str, **facts: Any) -> None:
-        """Append an event; it is on disk when this returns."""
+        """Append an event; it is on disk when this returns, or if the disk is full, once the next one is.
+
+        What says where the run goes on from, and that it has ended, must be on disk: the disk's error is raised.
+        """
         line = {"time": datetime.now(UTC).isoformat(), "event": event, "text": text} | facts
+        self._waiting.append(json.dumps(line).encode() + b"\n")
+        try:
+            append_whole(self._path, b"".join(self._waiting))
+        except OSError as error:
+            if event in FIRM or not is_full(error):
+                del self._waiting[-1]
+                raise
+        else:
+            self._waiting.clear()
         self.events.append(line)
-        with self._path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     @property
     def incarnation(self) -> int:

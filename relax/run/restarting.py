@@ -14,16 +14,20 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from flight.client import QueueClient
 from flight.errors import FlightQueueError
 from relax.control.hub import ControlHub
+from relax.durable import is_full
 from relax.launch.local import Exited, LocalSupervisor
 from relax.run.history import HUNG, RESTARTED, History
 from relax.run.restarts import Death, Over, RestartPolicy, RestartsConfig, Sign, hung
 
 QUEUE = "queue"
 ACTOR = "actor"
+JOURNAL_LOOK_S = 2.0
+"""Seconds between two looks at whether the queue can still write."""
 START_DEADLINE_S = 300.0
 """Longest time from the start of a service to its first heartbeat: the libraries are read from disk."""
 NEEDS_JOURNAL = (
@@ -68,6 +72,8 @@ class Restarter:
         self._queue: QueueClient | None = None
         self._queue_answered_at = time.monotonic()
         self._is_queue_away = False
+        self._full_since: float | None = None
+        self._journal_seen_at = 0.0
 
     def attend(self, queue: QueueClient) -> None:
         """Begin to look after the run: its queue answers, its services are being started."""
@@ -123,9 +129,14 @@ class Restarter:
             else:
                 self._hands.start(unit)
         if self._has_to_go_back and not self._is_queue_away and self._hands.go_back is not None:
-            with suppress(FlightQueueError):  # the queue has gone meanwhile: again when it is back
+            try:
                 self._hands.go_back()
                 self._has_to_go_back = False
+            except FlightQueueError:  # the queue has gone meanwhile: again when it is back
+                pass
+            except OSError as error:  # again when there is room
+                if self.disk_was_full(error):
+                    raise
         running = self._supervisor.running()
         silent = hung(running, self._signs(now, running), now)
         for name in (
@@ -162,6 +173,32 @@ class Restarter:
         """Note that the queue has answered."""
         self._is_queue_away = False
         self._queue_answered_at = time.monotonic()
+        self._full_since = None
+        if self._hands.restart_queue and time.monotonic() - self._journal_seen_at > JOURNAL_LOOK_S:
+            self._look_at_journal()
+
+    def _look_at_journal(self) -> None:
+        """Kill a queue that answers but can write nothing down any more: only its next start knows what is on disk."""
+        self._journal_seen_at = time.monotonic()
+        facts: dict[str, Any] | None = None
+        if self._queue is not None:
+            with suppress(FlightQueueError):
+                facts = self._queue.journal()
+        if facts and facts["failure"] and QUEUE in self._supervisor.running():
+            self._history.add(
+                HUNG, f"queue could not write its journal and is killed: {facts['failure']}", service=QUEUE
+            )
+            self._supervisor.kill(QUEUE)
+
+    def disk_was_full(self, error: OSError) -> str:
+        """Note that something could not be written; return why the run cannot go on, or '' while room may come."""
+        now = time.monotonic()
+        self._full_since = now if self._full_since is None else self._full_since
+        full_s = now - self._full_since
+        if not is_full(error) or full_s > self._config.patience_s:
+            return f"disk: it must be there to write to, got for {full_s:.0f} s: {error}"
+        self._hands.tell(f"the disk is full; waiting for room: {error}")
+        return ""
 
     def queue_was_silent(self) -> str:
         """Note that the queue has not answered; return why the run cannot go on, or ''."""

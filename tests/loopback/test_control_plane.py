@@ -76,7 +76,7 @@ def test_late_joiner_has_the_whole_state_at_once(hub):
         actor.announce_policy_version(7, "/weights/7")
         with member_process(hub.uri) as process:
             assert process.stdout.readline() == (
-                "pause {'text': 'early'} PolicyVersion(version=7, path=PosixPath('/weights/7'))\n"
+                "pause {'text': 'early'} PolicyVersion(version=7, path=PosixPath('/weights/7'), incarnation=0)\n"
             )
             member = hub.members()["rollout/0"]
             assert (member.pid, member.state) == (process.pid, "joined")
@@ -132,7 +132,7 @@ def test_versions_only_rise_and_only_the_actor_announces(hub):
             rollout.announce_policy_version(6, "/weights/6")
         with pytest.raises(ControlRefusedError, match="the role must be 'actor', got the hub's own process"):
             hub.set("policy_version", {"version": 6, "path": "/weights/6"})
-        assert hub.get("policy_version") == {"version": 5, "path": "/weights/5"}
+        assert hub.get("policy_version") == {"version": 5, "path": "/weights/5", "incarnation": 0}
         assert hub.stats()["refused_sets"] == 3
         versions = [event.value["version"] for event in hub.events() if isinstance(event, KeyChanged)]
         assert versions == [1, 2, 3, 4, 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import pytest
@@ -77,6 +78,19 @@ def test_queue_and_actor_that_are_killed_come_back_as_they_were(start):
     assert events(job.run_dir)[3]["step"] >= 2  # that of step 4 may have been on its way to the disk
     assert faults_of(job) == []
     assert half_written(job.run_dir) == []
+
+
+def test_queue_that_can_write_nothing_is_started_again(start):
+    """It answers, but refuses every change: it is killed, and the next one goes on from what is on the disk."""
+    with start(*KEEPING) as job:
+        job.until_step(3)
+        queue = job.pid_of("queue")
+        _, hard = resource.prlimit(queue, resource.RLIMIT_FSIZE)
+        resource.prlimit(queue, resource.RLIMIT_FSIZE, (0, hard))
+        assert job.wait() == 0, job.describe()
+    assert "queue" in restarted(job)
+    assert any("could not write its journal" in event["text"] for event in events(job.run_dir))
+    assert faults_of(job) == []
 
 
 def test_weights_that_are_half_published_are_never_adopted(start):

@@ -15,6 +15,7 @@ from flight.errors import (
     LeaseLostError,
     TableNotFoundError,
 )
+from flight.journal.format import Kind, read_frames
 from flight.journal.fsck import fsck
 from flight.journal.pins import MAX_PINS
 from flight.schema import Column
@@ -288,3 +289,37 @@ def test_put_that_waits_while_its_column_goes_is_refused(tmp_path):
     assert "the table must stay the same until the put is done" in str(errors[0])
     assert uids_of(broker) == []
     broker.close()
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_repair_keeps_the_checkpoints_that_are_whole(tmp_path, is_before):
+    """Damage after a kept checkpoint does not concern it: the repaired queue goes back to it as if nothing had been."""
+    broker = opened(tmp_path)
+    broker.put("rows", plain_rows("e"), "", NOW)
+    expected = uids_of(broker)
+    broker.prepare("one")
+    broker.commit("one")
+    for uid in "fgh":
+        broker.put("rows", plain_rows(uid), "", NOW)
+    broker.close()
+    path = sorted(tmp_path.glob("*.log"))[0 if is_before else -1]
+    frames = [each for each in read_frames(memoryview(path.read_bytes())) if each.kind is Kind.PUT]
+    data = bytearray(path.read_bytes())
+    data[frames[0].end - 80] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalDamagedError, match="damaged place"):
+        open_journal(tmp_path)
+    assert fsck(tmp_path, repair=True).is_repaired
+    assert (tmp_path / "damaged-1" / path.name).read_bytes() == data
+    again = open_journal(tmp_path)
+    if is_before:
+        assert again.kept_checkpoints() == []
+    else:
+        again.put("rows", plain_rows("i"), "", NOW)
+        again.rewind("one")
+        assert uids_of(again) == expected
+        again.checkpoint(sparse=1.0)
+    again.close()
+    last = open_journal(tmp_path)
+    assert is_before or uids_of(last) == expected
+    last.close()

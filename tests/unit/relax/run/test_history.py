@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from relax.run.history import RESTARTED, RESUMED, STARTED, History
+import pytest
+
+from relax.run.history import RESTARTED, RESUMED, STARTED, WENT_BACK, History
 
 
 def test_history_outlives_its_driver(tmp_path):
@@ -26,3 +28,18 @@ def test_line_that_a_crash_has_torn_is_cut_off(tmp_path):
         file.write(b'{"time": "2026')
     History(tmp_path).add(RESUMED, "resumed", incarnation=1)
     assert [event["event"] for event in History(tmp_path).events] == [STARTED, RESUMED]
+
+
+def test_event_waits_for_a_disk_that_is_full(tmp_path):
+    """A restart is written down with the next event; where the run goes on from must be on disk at once."""
+    history = History(tmp_path)
+    path = tmp_path / "history.jsonl"
+    path.symlink_to("/dev/full")
+    history.add(RESTARTED, "rollout-0 was killed", service="rollout-0", number=1)
+    with pytest.raises(OSError, match="No space left"):
+        history.add(WENT_BACK, "went back to step 4", incarnation=1, step=4)
+    assert history.incarnation == 0
+    path.unlink()
+    history.add(RESTARTED, "actor was killed", service="actor", number=1)
+    assert [text for _, text in History(tmp_path).lines()] == ["rollout-0 was killed", "actor was killed"]
+    assert history.lines() == History(tmp_path).lines()
