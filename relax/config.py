@@ -23,11 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from modalities.base import MediaLimits
 from relax.algorithms.combinations import check_staleness
 from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
-from relax.data.config import LAYOUTS, CurriculumConfig, SourceConfig, read_sources
+from relax.data.config import DataConfig
 from relax.errors import ConfigError
 from relax.rewards.config import RewardConfig, RewardPart
+from relax.roles.config import RolesConfig, check_roles
 from relax.rollout.sglang_config import SGLangConfig
+from relax.run.evaluation_schedule import EvaluationSchedule
 from relax.run.restarts import RestartsConfig
+from relax.served_columns import ServedColumns
 from relax.train.config import TrainerConfig
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
@@ -37,53 +40,6 @@ MODEL_PRESETS = PRESETS.parent / "model"
 PRESET_WORDS = ("algorithm=", "algorithm.preset=", "model=", "model.preset=")
 NAMED_BY_USERS = ("data.sources", "data.eval", "data.fields")
 """Keys whose own keys are names that users choose; they are checked where they are read."""
-
-
-@dataclass(kw_only=True)
-class DataConfig:
-    """Where the prompts come from. Relative media paths count from the directory of the file that names them."""
-
-    manifest: str | None = None
-    """The one source to train on; absent, with `sources` empty: the toy data set is made under `data/toy_omni`."""
-    sources: dict[str, Any] = field(default_factory=dict)
-    """Several sources to train on, by name, instead of `manifest`: paths, or the keys of `SourceConfig`."""
-    eval: dict[str, Any] = field(default_factory=dict)
-    """Held-out sets by name, in the same form; empty with `manifest` or `sources` given: no held-out evaluation."""
-    layout: str = "messages"
-    """Layout of the sources and sets that name none: `messages`, `sharegpt` or `columns`."""
-    fields: dict[str, str] = field(default_factory=dict)
-    """Column by our name, such as {answer: solution}, for the sources and sets that name none."""
-    shuffle: bool = True
-    """Whether the rows of a source come in another order each epoch, which the seed decides; else in file order."""
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    """Which prompts are preferred by their rewards."""
-    max_prompt_tokens: int = 2048
-    """Longest prompt, media tokens included; a longer one is a row error."""
-    max_prompt_chars: int = 32_768
-    """Longest question in characters; a longer one is a row error."""
-    lookahead_steps: int = 2
-    """Training batches of prompts that are prepared in advance."""
-    num_workers: int = 1
-    """Preprocess services."""
-    cache_bytes: int = 256 << 20
-    """Encoded media kept by each preprocess service, since epochs repeat them."""
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise ConfigError(f"data.layout: must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
-        defaults = {"layout": self.layout, "fields": self.fields}
-        self.sources = read_sources("data.sources", self.sources, defaults)
-        self.eval = read_sources("data.eval", self.eval, defaults)
-        if self.manifest is not None and self.sources:
-            raise ConfigError(
-                f"data.manifest: must be absent with data.sources, got both; make {self.manifest!r} one of them"
-            )
-
-    def train_sources(self) -> dict[str, SourceConfig]:
-        """Return what is trained on by name: `sources`, or `manifest` as the only one, named train."""
-        if self.manifest is None:
-            return dict(self.sources)
-        return {"train": SourceConfig(path=self.manifest, layout=self.layout, fields=dict(self.fields))}
 
 
 @dataclass(kw_only=True)
@@ -171,6 +127,13 @@ class EvaluationConfig:
 
     interval_steps: int = 50
     """Optimizer steps between evaluations; 0: only before the first and after the last step."""
+    versions: list[int] = field(default_factory=list)
+    """Further policy versions to evaluate, whatever the interval."""
+    num_workers: int = 0
+    """Services of their own that answer held-out prompts; 0: the rollout services do, between training prompts."""
+    max_waiting: int = 4
+    """Versions that may wait for the evaluation in hand, their snapshots kept; beyond, the oldest of the interval's are
+    left out."""
     max_prompts: int = 192
     """Held-out prompts an evaluation asks."""
     deadline_s: float = 120.0
@@ -244,8 +207,11 @@ class RunConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     actor: TrainerConfig = field(default_factory=TrainerConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    roles: RolesConfig = field(default_factory=RolesConfig)
+    """Which computations around the actor's step are services of their own."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    """How new weights leave the trainer."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
 
@@ -255,6 +221,32 @@ class RunConfig:
         if self.queue.journal is None:
             return self.queue.uri is None and self.checkpoint.interval_steps > 0
         return self.queue.journal
+
+    @property
+    def num_evaluators(self) -> int:
+        """Services that answer held-out prompts and nothing else."""
+        return self.evaluation.num_workers if self.data.eval else 0
+
+    @property
+    def evaluation_schedule(self) -> EvaluationSchedule:
+        """Which policy versions are evaluated."""
+        return EvaluationSchedule(
+            num_steps=self.num_steps,
+            interval_steps=self.evaluation.interval_steps,
+            versions=frozenset(self.evaluation.versions),
+            has_prompts=bool(self.data.eval),
+            max_waiting=self.evaluation.max_waiting,
+        )
+
+    @property
+    def served(self) -> ServedColumns:
+        """What the roles that are services add to table `rollouts`."""
+        return ServedColumns(
+            services=self.roles.services,
+            has_critic=self.algorithm.has_critic,
+            penalises_rewards=self.algorithm.kl_coef > 0 and self.algorithm.kl_placement == "reward",
+            replays_routing=self.actor.routing_replay,
+        )
 
     @property
     def can_go_back(self) -> bool:
@@ -278,6 +270,9 @@ class RunConfig:
             ("rollout.num_threads", self.rollout.num_threads, 1),
             ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
             ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
+            ("evaluation.versions", min(self.evaluation.versions, default=0), 0),
+            ("evaluation.num_workers", self.evaluation.num_workers, 0),
+            ("evaluation.max_waiting", self.evaluation.max_waiting, 1),
             ("checkpoint.interval_steps", self.checkpoint.interval_steps, 0),
             ("weights.bucket_bytes", self.weights.bucket_bytes, 1),
             ("weights.max_waiting", self.weights.max_waiting, 1),
@@ -314,6 +309,7 @@ class RunConfig:
                 f"security: must come with queue.credentials for the server at queue.uri={self.queue.uri}, got none; "
                 "python -m flight keys makes some"
             )
+        check_roles(self.roles, self.algorithm, self.staleness_policy)
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

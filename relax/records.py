@@ -11,12 +11,13 @@ of media lies in `media` once, for as long as prompts or rollouts refer to it (`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from flight.schema import Column, ConsumerSpec, StalenessPolicy, StalenessSpec, TableSpec, TicketSpec
+from relax.served_columns import ServedColumns
 
 TOKENS = pa.list_(pa.int32())
 PER_TOKEN = pa.list_(pa.float32())
@@ -178,6 +179,16 @@ POSITION_COLUMNS = _columns(
     ("evaluation", pa.int64(), "last round of evaluation whose prompts were put; 0: none"),
 )
 
+EVALUATED_VERSION = "evaluated_policy_version"
+"""Column of held-out prompts and answers: weights that their round asks for."""
+
+
+def _evaluated_version(writer: str) -> Column:
+    meaning = "weights that the round of evaluation asks for"
+    (column,) = _columns(writer, (EVALUATED_VERSION, pa.int64(), meaning, "policy versions"))
+    return column
+
+
 PROMPT_BASICS = tuple(column.name for column in PROMPT_COLUMNS)
 ACTOR_READS = (
     "modality",
@@ -208,6 +219,7 @@ class RunShape:
     max_staleness: policy versions. lookahead_steps: training batches of prompts prepared in advance.
     reward_labels: parts of the reward, each with a column of its own.
     num_reward_readers: preprocess services that learn of rewards, for the curriculum.
+    served: what roles that are services add.
     """
 
     prompts_per_step: int
@@ -220,6 +232,7 @@ class RunShape:
     record_media: bool = False
     reward_labels: Sequence[str] = ()
     num_reward_readers: int = 0
+    served: ServedColumns = field(default_factory=ServedColumns)
 
     @property
     def rows_per_version(self) -> int:
@@ -259,17 +272,18 @@ def table_specs(
         _rollouts(shape, sample_columns, reward_names, routing_names),
         TableSpec(
             name="eval_prompts",
-            columns=PROMPT_COLUMNS,
-            consumers=(ConsumerSpec(name="rollout", columns=PROMPT_BASICS),),
+            columns=(*PROMPT_COLUMNS, _evaluated_version("preprocess")),
+            consumers=(ConsumerSpec(name="rollout", columns=(*PROMPT_BASICS, EVALUATED_VERSION)),),
             capacity_rows=max(64, 2 * shape.num_eval_prompts),
             capacity_bytes=shape.capacity_bytes,
         ),
         TableSpec(
             name="eval_rollouts",
-            columns=sample_columns,
+            columns=(*sample_columns, _evaluated_version("rollout")),
             consumers=(
                 ConsumerSpec(
-                    name="driver", columns=(*(column.name for column in SAMPLE_COLUMNS), *reward_names)
+                    name="driver",
+                    columns=(*(column.name for column in SAMPLE_COLUMNS), EVALUATED_VERSION, *reward_names),
                 ),
             ),
             capacity_rows=max(64, 4 * shape.num_eval_prompts),
@@ -303,12 +317,18 @@ def _rollouts(
     routing_names: Sequence[str],
 ) -> TableSpec:
     """Return the table that the trainer reads."""
+    served = shape.served
     return TableSpec(
         name="rollouts",
-        columns=(*sample_columns, *TRAINED_COLUMNS),
+        columns=(*sample_columns, *TRAINED_COLUMNS, *served.columns()),
         consumers=(
-            ConsumerSpec(name="actor", columns=(*ACTOR_READS, *routing_names), sampler="groups"),
-            ConsumerSpec(name="recorder", columns=(*RECORDED, *reward_names, *routing_names)),
+            ConsumerSpec(
+                name="actor", columns=(*ACTOR_READS, *routing_names, *served.actor_reads()), sampler="groups"
+            ),
+            ConsumerSpec(
+                name="recorder", columns=(*RECORDED, *reward_names, *routing_names, *served.names())
+            ),
+            *served.consumers(ACTOR_READS, routing_names),
             *(
                 ConsumerSpec(name=reward_reader(index), columns=REWARD_READS)
                 for index in range(shape.num_reward_readers)
@@ -330,13 +350,13 @@ WRITES: Mapping[str, Mapping[str, Iterable[str]]] = {
     "preprocess": {
         "media": MEDIA_FACTS,
         "prompts": PROMPT_BASICS,
-        "eval_prompts": PROMPT_BASICS,
+        "eval_prompts": [*PROMPT_BASICS, EVALUATED_VERSION],
         "positions": [column.name for column in POSITION_COLUMNS],
         "row_errors": [column.name for column in ROW_ERROR_COLUMNS],
     },
     "rollout": {
         "rollouts": [column.name for column in SAMPLE_COLUMNS],
-        "eval_rollouts": [column.name for column in SAMPLE_COLUMNS],
+        "eval_rollouts": [*(column.name for column in SAMPLE_COLUMNS), EVALUATED_VERSION],
     },
     "actor": {
         "rollouts": [column.name for column in TRAINED_COLUMNS],

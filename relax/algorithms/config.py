@@ -111,8 +111,3 @@ class AlgorithmConfig:
     def has_late_credit(self) -> bool:
         """Whether advantages need values or the reference's logprobs, beyond the rewards."""
         return self.has_critic or (self.kl_coef > 0 and self.kl_placement == "reward")
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether logprobs or values of the whole batch must be there before the first micro-batch's loss."""
-        return self.has_critic or self.correction.m2_budget is not None

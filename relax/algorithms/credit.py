@@ -16,7 +16,7 @@ Shapes: R rows, C tokens (of all rows, row after row).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from relax.algorithms.config import AlgorithmConfig
 from relax.algorithms.gae import gae
 from relax.algorithms.sampling import overlong_penalties
 from relax.algorithms.whitening import AllSum, whiten
+
+WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Advantages that are always scaled over the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +61,33 @@ def assign_credit(outcome: Outcome, config: AlgorithmConfig, all_sum: AllSum | N
     Raises:
         ValueError: values or reference logprobs are needed and not there.
     """
+    credit = raw_credit(outcome, config)
+    return replace(credit, advantages_C=whitened(credit.advantages_C, config, all_sum))
+
+
+def raw_credit(outcome: Outcome, config: AlgorithmConfig) -> Credit:
+    """Return the advantage of every token before it is whitened, which needs nothing but the tokens' own group.
+
+    Raises:
+        ValueError: values or reference logprobs are needed and not there.
+    """
     row_C = outcome.row_C
     rewards_R = shaped_rewards(outcome, config)
     penalty_C = _penalty(outcome, config)
     if config.advantage == "gae":
-        return _by_critic(outcome, config, rewards_R, penalty_C, all_sum)
+        return _by_critic(outcome, config, rewards_R, penalty_C)
     if config.advantage == "reinforce_plus_plus":
-        to_go_C = _sum_to_end(penalty_C, row_C)
-        return Credit(advantages_C=whiten(rewards_R[row_C] - to_go_C, all_sum=all_sum))
+        return Credit(advantages_C=rewards_R[row_C] - _sum_to_end(penalty_C, row_C))
     whole_R = rewards_R.index_add(0, row_C, -penalty_C)
     if config.advantage == "reinforce_plus_plus_baseline":
-        centred_R = advantages.dr_grpo(whole_R, outcome.groups_R)
-        return Credit(advantages_C=whiten(centred_R[row_C], all_sum=all_sum))
+        return Credit(advantages_C=advantages.dr_grpo(whole_R, outcome.groups_R)[row_C])
     return Credit(advantages_C=advantages.BY_NAME[config.advantage](whole_R, outcome.groups_R)[row_C])
+
+
+def whitened(advantages_C: Tensor, config: AlgorithmConfig, all_sum: AllSum | None = None) -> Tensor:
+    """Return the advantages as the loss weighs tokens with them: scaled over the batch if the algorithm says so."""
+    is_scaled = config.critic.whiten if config.advantage == "gae" else config.advantage in WHITENED
+    return whiten(advantages_C, all_sum=all_sum) if is_scaled else advantages_C
 
 
 def shaped_rewards(outcome: Outcome, config: AlgorithmConfig) -> Tensor:
@@ -100,17 +117,14 @@ def _penalty(outcome: Outcome, config: AlgorithmConfig) -> Tensor:
     return config.kl_coef * estimate_C
 
 
-def _by_critic(
-    outcome: Outcome, config: AlgorithmConfig, rewards_R: Tensor, penalty_C: Tensor, all_sum: AllSum | None
-) -> Credit:
+def _by_critic(outcome: Outcome, config: AlgorithmConfig, rewards_R: Tensor, penalty_C: Tensor) -> Credit:
     if outcome.values_C is None:
         raise ValueError("assign_credit: values_C must be there with advantage gae, got none")
     last_R = outcome.num_tokens_R.cumsum(0) - 1
     token_rewards_C = (-penalty_C).index_add(0, last_R, rewards_R)
     critic = config.critic
     made = gae(token_rewards_C, outcome.values_C, outcome.row_C, critic.discount, critic.gae_lambda)
-    advantages_C = whiten(made.advantages_N, all_sum=all_sum) if critic.whiten else made.advantages_N
-    return Credit(advantages_C=advantages_C, returns_C=made.returns_N)
+    return Credit(advantages_C=made.advantages_N, returns_C=made.returns_N)
 
 
 def _sum_to_end(values_C: Tensor, row_C: Tensor) -> Tensor:

@@ -57,6 +57,53 @@ class CurriculumConfig:
                 raise ConfigError(f"data.curriculum.{key}: must be above 0 and at most 1, got {value}")
 
 
+@dataclass(kw_only=True)
+class DataConfig:
+    """Where the prompts come from. Relative media paths count from the directory of the file that names them."""
+
+    manifest: str | None = None
+    """The one source to train on; absent, with `sources` empty: the toy data set is made under `data/toy_omni`."""
+    sources: dict[str, Any] = field(default_factory=dict)
+    """Several sources to train on, by name, instead of `manifest`: paths, or the keys of `SourceConfig`."""
+    eval: dict[str, Any] = field(default_factory=dict)
+    """Held-out sets by name, in the same form; empty with `manifest` or `sources` given: no held-out evaluation."""
+    layout: str = "messages"
+    """Layout of the sources and sets that name none: `messages`, `sharegpt` or `columns`."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Column by our name, such as {answer: solution}, for the sources and sets that name none."""
+    shuffle: bool = True
+    """Whether the rows of a source come in another order each epoch, which the seed decides; else in file order."""
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    """Which prompts are preferred by their rewards."""
+    max_prompt_tokens: int = 2048
+    """Longest prompt, media tokens included; a longer one is a row error."""
+    max_prompt_chars: int = 32_768
+    """Longest question in characters; a longer one is a row error."""
+    lookahead_steps: int = 2
+    """Training batches of prompts that are prepared in advance."""
+    num_workers: int = 1
+    """Preprocess services."""
+    cache_bytes: int = 256 << 20
+    """Encoded media kept by each preprocess service, since epochs repeat them."""
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS:
+            raise ConfigError(f"data.layout: must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        defaults = {"layout": self.layout, "fields": self.fields}
+        self.sources = read_sources("data.sources", self.sources, defaults)
+        self.eval = read_sources("data.eval", self.eval, defaults)
+        if self.manifest is not None and self.sources:
+            raise ConfigError(
+                f"data.manifest: must be absent with data.sources, got both; make {self.manifest!r} one of them"
+            )
+
+    def train_sources(self) -> dict[str, SourceConfig]:
+        """Return what is trained on by name: `sources`, or `manifest` as the only one, named train."""
+        if self.manifest is None:
+            return dict(self.sources)
+        return {"train": SourceConfig(path=self.manifest, layout=self.layout, fields=dict(self.fields))}
+
+
 def read_sources(key: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, SourceConfig]:
     """Return sources by name; each was given as a path, or as the keys of `SourceConfig`.
 

@@ -21,12 +21,13 @@ from relax.control.member import ControlMember
 from relax.control.timings import ControlTimings
 from relax.errors import ConfigError, HopelessError, WiringError
 from relax.launch.parent import die_with_parent
+from relax.roles.config import SERVABLE
 from relax.roles.service import Service
 from relax.run.restarts import AGAIN_CODE, VERDICT_CODE
 
 VERDICTS = (ConfigError, WiringError, HopelessError)
 """Errors that a restart would end in again."""
-ROLES = ("preprocess", "rollout", "actor", "recorder")
+ROLES = ("preprocess", "rollout", "actor", *SERVABLE, "evaluation", "recorder")
 
 
 def main(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ import pyarrow.compute as pc
 
 from modalities.packing import pack_list
 from relax.records import mean_rewards
+from relax.roles.critic_files import head_file, wait_for_head
+from relax.roles.given_columns import packed, proximal_lag
 from relax.roles.groups import Harvest
 from relax.roles.publishing import Publisher
 from relax.roles.saving import Saver
@@ -37,7 +40,9 @@ from relax.train.trainer import StepResult, Trainer
 def run(service: Service) -> None:
     """Train until all steps are done or the role has to leave; leave a checkpoint either way."""
     config = service.config
-    trainer = Trainer(service.model_dir, config.actor, config.algorithm, seed=config.seed)
+    trainer = Trainer(
+        service.model_dir, config.actor, config.algorithm, seed=config.seed, services=config.roles.services
+    )
     with Actor(service, trainer) as actor:
         first = actor.take_up()
         actor.publish_first(first)
@@ -103,7 +108,7 @@ class Actor:
         """Train on one batch, write the actor's columns, ack, and publish the next policy version."""
         service, rows = self._service, harvest.table
         with service.clock.part("unpack"):
-            batch = self._batches.read(harvest)
+            batch = self._batches.read(harvest, policy_version=step - 1)
         with service.clock.part("train"):
             result = self._trainer.train_step(batch)
         staleness = pc.subtract(step - 1, rows["policy_version_start"]).cast(pa.int32())
@@ -122,7 +127,7 @@ class Actor:
         self.num_steps_done = step
         metrics = result.metrics | self._data_metrics(rows, staleness) | dict(harvest.metrics)
         self._saver.note_reward(metrics.get("sampling/reward_mean", metrics["reward/mean"]))
-        metrics |= service.clock.report()
+        metrics |= self._proximal_metrics(step, rows) | service.clock.report()
         # Whoever reads the metrics of a step finds its weights announced.
         self._publisher.release(lambda times: self._put_metrics(step, metrics | times))
         service.report(state="training", step=step)
@@ -152,7 +157,8 @@ class Actor:
             self._publisher.join()
             if self._speaks:
                 self._metrics.flush()  # the queue's half has them, or there is no checkpoint
-            self._saver.begin(step, in_background=not final)
+            if step != self._saver.saved_step:
+                self._saver.begin(step, in_background=not final, critic_file=self._critic_head(step))
             if final:
                 self._saver.finish()
                 self._saver.export()
@@ -162,6 +168,7 @@ class Actor:
         self, step: int, rows: pa.Table, result: StepResult, staleness: pa.ChunkedArray
     ) -> pa.Table:
         count = rows.num_rows
+        returns = {"returns": packed(result.returns or [])} if self._writes_returns else {}
         return pa.table(
             {
                 "uid": rows["uid"],
@@ -171,8 +178,29 @@ class Actor:
                 "trained_policy_version": pa.array([step - 1] * count, pa.int64()),
                 "optimizer_step": pa.array([step] * count, pa.int64()),
                 "staleness": staleness,
+                **returns,
             }
         )
+
+    @property
+    def _writes_returns(self) -> bool:
+        return "returns" in self._service.config.served.actor_writes()
+
+    def _critic_head(self, step: int) -> Path | None:
+        """Wait for the head of a critic that is a service, for the checkpoint; None on other ranks and without one."""
+        service = self._service
+        if "critic" not in service.config.roles.services or not self._speaks:
+            return None
+        path = head_file(service.run_dir, service.course, step)
+        return wait_for_head(path, service.config.actor.rank_deadline_s, lambda: service.stopping)
+
+    def _proximal_metrics(self, step: int, rows: pa.Table) -> dict[str, float]:
+        """Return how far proximal logprobs of another service are behind, and whether they were left out for it."""
+        lag = proximal_lag(rows, step - 1)
+        if lag is None:
+            return {}
+        is_scored_anew = lag > self._service.config.roles.max_proximal_lag
+        return {"proximal/lag_max": float(lag), "proximal/scored_anew": float(is_scored_anew)}
 
     def _data_metrics(self, rows: pa.Table, staleness: pa.ChunkedArray) -> dict[str, float]:
         """Return mean reward, by modality too, and the age of the batch in policy versions."""

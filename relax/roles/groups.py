@@ -199,7 +199,10 @@ class GroupCollector:
         if not skipped.num_rows:
             return
         queue = self._service.queue
-        queue.put("rollouts", untrained_columns(policy_version, skipped), writer="actor")
+        untrained = untrained_columns(policy_version, skipped)
+        for name in self._service.config.served.actor_writes():
+            untrained = untrained.append_column(name, untrained["advantages"])
+        queue.put("rollouts", untrained, writer="actor")
         uids = skipped["uid"].to_pylist()
         queue.nack("rollouts", "actor", lease_id=lease.lease_id, uids=uids, reason=SKIP_REASON, requeue=False)
 

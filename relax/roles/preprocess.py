@@ -27,6 +27,7 @@ from relax.data.order import Draw, PromptOrder, SourceSize
 from relax.data.prompts import Prompt, PromptBuilder, prompts_to_arrow
 from relax.errors import HopelessError, ServiceError
 from relax.records import NUM_EVAL_PROMPTS_METRIC, REWARD_READS, eval_uid, reward_reader
+from relax.roles.held_out import with_version
 from relax.roles.position import PositionBook
 from relax.roles.service import Service
 
@@ -220,6 +221,8 @@ class PreprocessStage:
                 usable = [(each, prompt) for each, prompt in built if isinstance(prompt, Prompt)]
                 uids = [eval_uid(request, each) for each, _ in usable]
                 made = self._chunk([prompt for _, prompt in usable], uids, [0] * len(usable), {})
+                if made is not None:
+                    made = replace(made, rows=with_version(made.rows, asked["policy_version"]))
                 while made is not None and not self.put("eval_prompts", made):
                     if self._service.leaving:
                         return request

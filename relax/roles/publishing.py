@@ -23,6 +23,7 @@ from pathlib import Path
 from relax.errors import ServiceError
 from relax.models.snapshot import SnapshotWriter, WeightFile, Written
 from relax.roles.service import Service
+from relax.run.evaluation_schedule import KEPT_KEY, Kept
 from relax.run.snapshots import surplus, weights_dir
 from relax.train.export import WeightExport
 
@@ -201,6 +202,8 @@ class Publisher:
         service.queue.announce("rollouts", version)
         self.newest = publication.directory
         self._published[version] = publication.directory
-        keep = service.config.checkpoint.keep_snapshots
-        for old in surplus(list(self._published), keep, set(self.pinned)):
+        keep, schedule = service.config.checkpoint.keep_snapshots, service.config.evaluation_schedule
+        kept = Kept.of(service.control.get(KEPT_KEY), service.course.incarnation)
+        evaluated = {each for each in self._published if kept.needs(each, schedule)}
+        for old in surplus(list(self._published), keep, self.pinned | evaluated):
             shutil.rmtree(self._published.pop(old), ignore_errors=True)

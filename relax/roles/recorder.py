@@ -24,7 +24,13 @@ MEDIA_ROWS = 64
 def run(service: Service) -> None:
     """Record until the table is sealed and empty, or the role has to leave."""
     rewards = [column.name for column in reward_columns(service.config.rollout.reward.labels)]
-    columns = [*RECORDED, *rewards, *routing_names(service.queue.describe("rollouts").columns_by_name)]
+    served = service.config.served.names()
+    columns = [
+        *RECORDED,
+        *served,
+        *rewards,
+        *routing_names(service.queue.describe("rollouts").columns_by_name),
+    ]
     media = _MediaRows(service) if service.config.media.record else None
     written: Lease | None = None
     with (

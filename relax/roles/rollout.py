@@ -12,7 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -34,6 +34,7 @@ from relax.records import INSTANT, SAMPLE_COLUMNS
 from relax.rewards.scorer import Scorer
 from relax.roles.abort import abort_when_gone_back
 from relax.roles.answers import Answers, check_group, reward_input, score_columns, with_scores
+from relax.roles.held_out import check_version, serve_held_out, with_version
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
 
@@ -65,6 +66,11 @@ class Stream:
     rollouts: str
     num_samples: int
     temperature: float
+    policy_version: int | None = None
+    """Weights that every token must be of; None: whatever the engine has."""
+
+
+HELD_OUT = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
 
 
 def run(service: Service) -> None:
@@ -76,7 +82,7 @@ def run(service: Service) -> None:
         num_samples=config.group_size,
         temperature=config.rollout.temperature,
     )
-    held_out = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
+    serves_held_out = not config.evaluation.num_workers
     max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
     engine = make_engine(service)
     worker = RolloutWorker(service, engine, Scorer(config.rollout.reward))
@@ -87,15 +93,20 @@ def run(service: Service) -> None:
             service.follow()
             if not worker.adopt_newest():
                 continue
-            if worker.serve(held_out, config.evaluation.max_prompts, deadline_s=0.0):
+            if serves_held_out and serve_held_out(
+                worker, HELD_OUT, config.evaluation.max_prompts, deadline_s=0.0
+            ):
                 continue
             worker.serve(training, max_prompts, deadline_s=0.25)
     worker.close()
 
 
-def make_engine(service: Service) -> RolloutEngine:
-    """Return the engine that the configuration names, at policy version 0. Blocks until it can generate."""
-    config, index = service.config, service.index
+def make_engine(service: Service, index: int | None = None) -> RolloutEngine:
+    """Return the engine that the configuration names, at policy version 0. Blocks until it can generate.
+
+    `index` is its number among those of the run; absent: the service's.
+    """
+    config, index = service.config, service.index if index is None else index
     options = config.rollout
     if options.engine == "torch":
         from relax.rollout.torch_engine import TorchEngine
@@ -152,13 +163,23 @@ class RolloutWorker:
         if newest is None:
             control.wait_for(lambda: self._newest() is not None or self._is_called_away, deadline_s=1.0)
             return False
-        if (newest.incarnation, newest.version) > self._adopted:
+        return self._adopt(newest)
+
+    def adopt_version(self, version: int) -> bool:
+        """Adopt one published version of the present incarnation; return whether it is there still."""
+        course = self._service.course
+        path = self._service.run_dir / "weights" / course.snapshot_name(version)
+        return self._adopt(PolicyVersion(version, path, course.incarnation))
+
+    def _adopt(self, weights: PolicyVersion) -> bool:
+        """Adopt weights unless the engine has them; return whether it has them now."""
+        if (weights.incarnation, weights.version) != self._adopted:
             try:
                 with self._service.clock.part("adopt"):
-                    self._engine.adopt(newest.path, newest.version)
-            except FileNotFoundError:  # replaced by a newer snapshot meanwhile: look again
+                    self._engine.adopt(weights.path, weights.version)
+            except FileNotFoundError:  # replaced by a newer snapshot meanwhile
                 return False
-            self._adopted = newest.incarnation, newest.version
+            self._adopted = weights.incarnation, weights.version
         return True
 
     def _newest(self) -> PolicyVersion | None:
@@ -171,6 +192,14 @@ class RolloutWorker:
 
     def serve(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> bool:
         """Take prompts and answer them; return whether there were any. Blocks up to `deadline_s` for the first."""
+        lease = self.take(stream, max_prompts, deadline_s=deadline_s)
+        if lease.status != "rows":
+            return False
+        self.answer(stream, lease)
+        return True
+
+    def take(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> Lease:
+        """Take prompts; blocks up to `deadline_s` for the first."""
         service = self._service
         with service.clock.part("wait"):
             lease = service.queue.take(
@@ -183,11 +212,16 @@ class RolloutWorker:
             )
             if lease.status == "outdated":
                 self._wait_for_version(lease.policy_version)
-        if lease.status != "rows":
-            return False
-        self._answer(stream, lease)
-        service.put_times(self._engine.policy_version)
-        return True
+        return lease
+
+    def answer(self, stream: Stream, lease: Lease, *, policy_version: int | None = None) -> None:
+        """Answer the prompts of a lease, with a version every token by its weights."""
+        self._answer(replace(stream, policy_version=policy_version), lease)
+        self._service.put_times(self._engine.policy_version)
+
+    def refuse(self, stream: Stream, lease: Lease, reason: str) -> None:
+        """Refuse all prompts of a lease."""
+        self._put(stream, lease, Answers(failed=dict.fromkeys(lease.table["uid"].to_pylist(), reason)), 0.0)
 
     def _wait_for_version(self, version: int) -> None:
         """Wait a moment until the control plane has told of `version`."""
@@ -236,7 +270,7 @@ class RolloutWorker:
         if answers.rows:
             with clock.part("pack"):
                 chosen = lease.table.take(pa.array(answers.rows))
-                rows = self._rows(chosen, answers, stream, elapsed_s)
+                rows = with_version(self._rows(chosen, answers, stream, elapsed_s), stream.policy_version)
             with clock.part("put"), _lease_may_be_lost():
                 queue.put(stream.rollouts, rows, writer="rollout")
                 queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
@@ -289,7 +323,9 @@ class RolloutWorker:
             group = by_uid[prompt["uid"]]
             if any(completion.finish_reason == "abort" for completion in group):
                 answers.aborted.append(prompt["uid"])
-            elif reason := check_group(group, stream.num_samples):
+            elif reason := check_group(group, stream.num_samples) or check_version(
+                group, stream.policy_version
+            ):
                 answers.failed[prompt["uid"]] = reason
             else:
                 answers.rows.append(row)

@@ -52,9 +52,10 @@ class Saver:
         """Remember the mean reward of a step, for the rule that keeps the best."""
         self._rewards.append(reward)
 
-    def begin(self, step: int, *, in_background: bool = True) -> None:
+    def begin(self, step: int, *, in_background: bool = True, critic_file: Path | None = None) -> None:
         """Begin the checkpoint of `step`, whose weights were published last. Blocks until its state is copied.
 
+        `critic_file` is the head of a critic that is a service, on rank 0.
         Without `in_background`, or with `checkpoint.asynchronous=false`, blocks until the checkpoint is there.
         """
         if step == self.saved_step:
@@ -71,7 +72,11 @@ class Saver:
             self._publisher.pinned.add(step)
             fill = partial(_fill, self._service.model_dir, self._publisher.newest)
         self._writer = self._trainer.begin_checkpoint(
-            checkpoint_dir(self._service.run_dir, step), facts, in_background=in_background, fill=fill
+            checkpoint_dir(self._service.run_dir, step),
+            facts,
+            in_background=in_background,
+            fill=fill,
+            critic_file=critic_file,
         )
         self.saved_step = step
         if not in_background:

@@ -26,6 +26,7 @@ from relax.data.media import TABLE, MediaReader
 from relax.errors import ServiceError
 from relax.models.inputs import PromptInputs
 from relax.records import ACTOR_READS
+from relax.roles.given_columns import given_scores
 from relax.roles.groups import TAKE_DEADLINE_S, GroupCollector, Harvest
 from relax.roles.service import Service
 from relax.train.batch import TrainBatch
@@ -69,7 +70,7 @@ class TrainingBatches:
             self._routing_names = routing_names(columns, (self._layers[0], self._layers[-1] + 1))
         self._groups = GroupCollector(
             service,
-            [*ACTOR_READS, *(self._routing_names if world.size == 1 else ())],
+            [*ACTOR_READS, *config.served.actor_reads(), *(self._routing_names if world.size == 1 else ())],
             num_ranks=world.layout.data_parallel,
             waiting=self._wait,
         )
@@ -101,10 +102,11 @@ class TrainingBatches:
         self._world.tell(WAITING)
         self._idle()
 
-    def read(self, harvest: Harvest) -> TrainBatch:
+    def read(self, harvest: Harvest, policy_version: int | None = None) -> TrainBatch:
         """Return the rows for the trainer, with experts and media as far as this rank needs them.
 
-        All ranks must call it.
+        All ranks must call it. `policy_version` is that of the weights that the step begins with; given, proximal
+        logprobs that are too far behind it are left out.
         """
         rows, part, config = harvest.table, self._world.place.dp_rank, self._service.config
         first = sum(harvest.counts[:part])
@@ -130,6 +132,7 @@ class TrainingBatches:
             stale_tokens=stale_tokens(rows),
             stale_policy="reweight" if config.staleness_policy == "reweight" else "mask",
             rows=own,
+            given=given_scores(rows, policy_version, config.roles.max_proximal_lag),
         )
 
     def _collect(self, policy_version: int) -> Harvest | None:

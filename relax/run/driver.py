@@ -24,13 +24,14 @@ from types import FrameType
 import pyarrow as pa
 
 from flight.client import QueueClient
-from flight.errors import DeadlineExceededError, FlightQueueError, UnavailableError
+from flight.errors import FlightQueueError
 from flight.schema import TableSpec
 from relax.config import RunConfig
 from relax.control.course import COURSE_KEY
 from relax.control.hub import ControlHub
 from relax.errors import ServiceError
 from relax.launch.local import Exited, LocalSupervisor
+from relax.roles.config import SERVABLE
 from relax.run.directory import complete_records, held
 from relax.run.evaluation import EvaluationRounds
 from relax.run.going_back import fence, first_course, next_course, resume_course, take_back
@@ -47,6 +48,8 @@ START_DEADLINE_S = 120.0
 JOIN_DEADLINE_S = 300.0
 """Longest time from the first start of the services until all of them have sent a heartbeat."""
 DRAIN_DEADLINE_S = 60.0
+GENERATING = ("rollout-", "evaluation-")
+"""Services that live on when the run goes back, without what they have in hand."""
 LAST_RECORDS_S = 2.0
 """Time that the recorder gets when the run has failed."""
 
@@ -178,7 +181,7 @@ class Driver:
         else:
             course = first_course(self._queue, self._specs, self._history, can_go_back=config.can_go_back)
         self._hub.set(COURSE_KEY, course.to_value())
-        self._evaluations = EvaluationRounds(self._hub, config.evaluation.interval_steps, course.incarnation)
+        self._evaluations = EvaluationRounds(self._hub, config.evaluation_schedule, course.incarnation)
         self._watch = RunWatch(
             config, self._run_dir, self._queue, self._hub, self._evaluations, self._history
         )
@@ -205,10 +208,11 @@ class Driver:
 
     def _go_back(self) -> None:
         """Go on from the newest checkpoint with a new actor; see `relax.run.going_back`."""
-        standing = self._services.names("preprocess", "recorder", "actor")
+        standing = self._services.names("preprocess", "recorder", "actor", *self._config.roles.services)
         course = next_course(self._queue, self._run_dir, self._history)
         self._supervisor.stop(standing, grace_s=0.0)
-        fence(self._hub, self._supervisor, self._services.names("rollout"), course)
+        generating = [name for name in self._services.names() if name.startswith(GENERATING)]
+        fence(self._hub, self._supervisor, generating, course)
         take_back(self._queue, self._run_dir, course.step)
         self._watch.go_back(course)
         self._services.meet_anew()
@@ -237,18 +241,17 @@ class Driver:
         """Follow the run until the actor has left with a checkpoint, asking for evaluations on the way."""
         self._expected_exits |= set(self._services.names("actor"))
         asked_to_drain = False
-        if self._config.data.eval and self._resume is None:
-            self._evaluations.ask(policy_version=0)
+        if self._resume is None:
+            self._evaluations.reach(0)
         while not self._gone("actor"):
             self._tick()
-            if self._config.data.eval:
-                self._evaluations.ask_when_due(self._watch.step)
+            self._evaluations.reach(self._watch.step)
             if self._interrupts and not asked_to_drain:
                 self._watch.note("draining: finishing the step in hand (Ctrl-C again stops at once)")
                 for role in ("preprocess", "rollout", "actor"):
                     self._leave(role)
                 asked_to_drain = True
-        self._until(self._collect, DRAIN_DEADLINE_S, "the queue to answer")
+        self._until(lambda: self._restarter.collect(self._watch), DRAIN_DEADLINE_S, "the queue to answer")
         if not self._interrupts and self._watch.step < self._config.num_steps:
             raise ServiceError(
                 f"the actor must do all {self._config.num_steps} steps, got an end after step {self._watch.step}; "
@@ -256,7 +259,7 @@ class Driver:
             )
 
     def _evaluate_last(self) -> str:
-        """Ask the held-out prompts once more of the final weights, wait, and return what is to be said of it.
+        """Wait until the versions that are still to be evaluated are, the final one last; return what is to be said.
 
         Answers that do not come cost the evaluation, not the run.
         """
@@ -265,25 +268,37 @@ class Driver:
         self._watch.note("evaluating the final weights")
         deadline_s = self._config.evaluation.deadline_s
 
-        def wait() -> bool:
-            done = self._within(lambda: self._evaluations.complete() or self._interrupts > 0, deadline_s)
-            return done and not self._interrupts
+        self._evaluations.reach(self._watch.step)
+        while self._evaluations.is_open and not self._interrupts:
+            request = self._evaluations.last_request
 
-        shortfall = self._evaluations.ask_last(self._watch.step, wait)
+            def is_over(request: int = request) -> bool:
+                self._evaluations.reach(self._watch.step)
+                going_on = self._evaluations.is_open and self._evaluations.last_request == request
+                return not going_on or self._interrupts > 0
+
+            if not self._within(is_over, deadline_s):
+                break
+        shortfall = self._evaluations.shortfall()
         if self._interrupts:
             return "; Ctrl-C ended the last evaluation"
         return f"; the last evaluation {shortfall}" if shortfall else ""
 
     def _drain(self) -> None:
         """End the roles in the order of the data, so that everything trained on is recorded."""
-        for role in ("preprocess", "rollout", "actor"):
+        evaluators = ("evaluation",) if self._config.num_evaluators else ()
+        for role in ("preprocess", "rollout", "actor", *evaluators):
             self._leave(role)
-        if not self._within(lambda: self._gone("preprocess", "rollout"), DRAIN_DEADLINE_S):
+        if not self._within(lambda: self._gone("preprocess", "rollout", *evaluators), DRAIN_DEADLINE_S):
             # What they have in hand will not be trained on: no reason to lose the run.
-            self._supervisor.stop(self._services.names("preprocess", "rollout"))
+            self._supervisor.stop(self._services.names("preprocess", "rollout", *evaluators))
+        for role in self._config.roles.services:
+            self._leave(role)
+            if not self._within(lambda role=role: self._gone(role), DRAIN_DEADLINE_S):  # type: ignore[misc]
+                self._supervisor.stop(self._services.names(role))
         self._leave("recorder")
         self._until(lambda: self._gone("recorder"), DRAIN_DEADLINE_S, "the recorder to finish")
-        self._until(self._collect, DRAIN_DEADLINE_S, "the queue to answer")
+        self._until(lambda: self._restarter.collect(self._watch), DRAIN_DEADLINE_S, "the queue to answer")
         tables = (self._queue.stats("prompts"), self._queue.stats("rollouts"))
         self._ledger = Ledger.of(*tables, self._config.group_size).to_facts()
         if self._config.queue.uri is not None:
@@ -321,7 +336,7 @@ class Driver:
             raise ServiceError(reason)
         if self._is_open:
             self._restarter.tick()
-            self._collect()
+            self._restarter.collect(self._watch)
         time.sleep(TICK_S)
 
     def _death(self) -> str:
@@ -339,26 +354,6 @@ class Driver:
 
     def _is_wanted(self, gone: Exited) -> bool:
         """Whether a service may be gone for good: it was asked to leave, and leaves nothing undone."""
-        has_nothing_to_finish = gone.name in self._services.names("preprocess", "rollout")
+        may_break_off = ("preprocess", "rollout", "evaluation", *SERVABLE)
+        has_nothing_to_finish = gone.name.rpartition("-")[0] in may_break_off
         return gone.name in self._expected_exits and (gone.returncode == 0 or has_nothing_to_finish)
-
-    def _collect(self) -> bool:
-        """Look into the queue; return whether it answered.
-
-        Raises:
-            ServiceError: it has been away for too long.
-        """
-        try:
-            self._watch.collect()
-        except (UnavailableError, DeadlineExceededError):
-            reason = self._restarter.queue_was_silent()
-            if reason:
-                raise ServiceError(reason) from None
-            return False
-        except OSError as error:  # what was not written down is not acked, or waits in memory
-            reason = self._restarter.disk_was_full(error)
-            if reason:
-                raise ServiceError(reason) from error
-            return False
-        self._restarter.queue_answered()
-        return True

@@ -1,25 +1,26 @@
 """Rounds of held-out evaluation: who was asked when, what came back. It asks; the services answer through the queue.
 
-A round is a request number. The preprocess role puts the held-out prompts under that number, the rollout role
-answers them greedily, and the number of prompts comes back as the metric `eval/num_prompts`. A prompt that the
-rollout role refuses is a row error and is not waited for.
+A round is a request number and a policy version. The preprocess role puts the held-out prompts under that number, the
+rollout role (or services of their own) answers them greedily with the weights of exactly that version, and the number
+of prompts comes back as the metric `eval/num_prompts`. A prompt that is refused is a row error and is not waited for.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from relax.control.hub import ControlHub
-from relax.records import request_of
+from relax.records import EVALUATED_VERSION, request_of
+from relax.run.evaluation_schedule import KEPT_KEY, EvaluationSchedule, Kept
 
 MAX_ROUNDS = 1_000_000
 """Rounds of one incarnation of the run; requests of a later one have higher numbers."""
-_REFUSED = re.compile(r"rollout/(eval\d+-\d+)")
+_REFUSED = re.compile(r"(?:rollout|evaluation)/(eval\d+-\d+)")
 """Uid of a row error for a held-out prompt."""
 
 
@@ -43,49 +44,73 @@ class Round:
 
 
 class EvaluationRounds:
-    """All evaluations of a run; at most one is open at a time. Answers to a round that was given up are ignored."""
+    """All evaluations of a run; at most one is open at a time. Answers to a round that was given up are ignored.
 
-    def __init__(self, hub: ControlHub, interval_steps: int, incarnation: int = 0) -> None:
+    Each is of exactly one policy version, those of the schedule in order; training goes on meanwhile, so that versions
+    wait, whose snapshots the actor keeps for as long (`relax.run.evaluation_schedule`).
+    """
+
+    def __init__(self, hub: ControlHub, schedule: EvaluationSchedule, incarnation: int = 0) -> None:
         self._hub = hub
-        self._interval_steps = interval_steps
+        self._schedule = schedule
+        self._incarnation = incarnation
         self._rounds: list[Round] = []
+        self._waiting: list[int] = []
+        self._seen = -1
         self._num_handed_on = 0
-        self._last_request = incarnation * MAX_ROUNDS
+        self.last_request = incarnation * MAX_ROUNDS
+        """Number of the newest round."""
 
-    def ask(self, policy_version: int) -> None:
+    def reach(self, policy_version: int) -> None:
+        """Note that this version has come, and open the next round that is due if none is open."""
+        if policy_version > self._seen:
+            self._waiting += self._schedule.due(self._seen, policy_version)
+            self._waiting = self._schedule.without_surplus(self._waiting)
+            self._seen = policy_version
+            self._keep()
+        if self._waiting and not self._has_open_round:
+            self._ask(self._waiting.pop(0))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round is open, or waits to be."""
+        return self._has_open_round or bool(self._waiting)
+
+    @property
+    def _has_open_round(self) -> bool:
+        return bool(self._rounds) and not self._rounds[-1].complete
+
+    def _ask(self, policy_version: int) -> None:
         """Open a round: every service that serves evaluations sees the request."""
-        self._last_request += 1
-        request = self._last_request
-        self._rounds.append(Round(request, policy_version))
-        self._hub.set("evaluate", {"request": request, "policy_version": policy_version})
+        self.last_request += 1
+        self._rounds.append(Round(self.last_request, policy_version))
+        self._keep()
+        self._hub.set("evaluate", {"request": self.last_request, "policy_version": policy_version})
 
-    def ask_when_due(self, step: int) -> None:
-        """Open a round when the interval has passed and the last one is complete."""
-        if not self._interval_steps or not self._rounds or not self._rounds[-1].complete:
-            return
-        if step - self._rounds[-1].policy_version >= self._interval_steps:
-            self.ask(step)
-
-    def ask_last(self, policy_version: int, wait: Callable[[], bool]) -> str:
-        """Ask once more of the final weights and wait; return what is missing, '' if nothing is.
-
-        `wait` returns whether the answers came. Those that do not cost the evaluation, not the run.
-        """
-        for _ in range(2):  # a worker may have answered a prompt before it adopted the last version
-            self.ask(policy_version)
-            if not wait() or self.fresh():
-                break
-        return self.shortfall()
+    def _keep(self) -> None:
+        """Say which snapshots must stay."""
+        open_ones = [each.policy_version for each in self._rounds[-1:] if not each.complete]
+        kept = Kept(
+            seen=self._seen, versions=frozenset((*open_ones, *self._waiting)), incarnation=self._incarnation
+        )
+        self._hub.set(KEPT_KEY, kept.to_value())
 
     def go_back(self, policy_version: int, incarnation: int) -> None:
-        """Give up rounds of later versions, and what is open, for its prompts may be gone; that is asked anew."""
-        is_open = bool(self._rounds) and not self._rounds[-1].complete
+        """Give up rounds of later versions, and what is open or waits, for its prompts and weights may be gone.
+
+        If anything was given up, or the version that the run goes on from is to be evaluated and was not, that one is.
+        """
+        lost = self.is_open
         kept = [each for each in self._rounds if each.complete and each.policy_version <= policy_version]
         self._num_handed_on = sum(each in kept for each in self._rounds[: self._num_handed_on])
-        self._rounds = kept
-        self._last_request = incarnation * MAX_ROUNDS
-        if is_open or not kept:
-            self.ask(policy_version)
+        self._rounds, self._waiting, self._seen = kept, [], policy_version
+        self._incarnation = incarnation
+        self.last_request = incarnation * MAX_ROUNDS
+        is_due = self._schedule.wants(policy_version)
+        if policy_version not in [each.policy_version for each in kept] and (lost or is_due or not kept):
+            self._waiting = [policy_version] if self._schedule.has_prompts else []
+        self._keep()
+        self.reach(policy_version)
 
     def take_up(self, policy_versions: Iterable[int]) -> None:
         """Count evaluations of an earlier driver, whose answers are on disk."""
@@ -99,11 +124,14 @@ class EvaluationRounds:
             each.num_expected = num_prompts
 
     def receive(self, rows: pa.Table) -> None:
-        """Sort answers into their rounds."""
+        """Sort answers into their rounds; those of other weights than their round's do not count."""
         requests = pa.array([request_of(uid) for uid in rows["uid"].to_pylist()], pa.int64())
         for request in pc.unique(requests).to_pylist():
+            own = rows.filter(pc.equal(requests, request))
             for each in self._of(request):
-                each.answers.append(rows.filter(pc.equal(requests, request)))
+                is_right = _are_of(own, each.policy_version)
+                each.answers.append(own.filter(is_right))
+                each.num_refused += own.num_rows - pc.sum(is_right).as_py()
 
     def refuse(self, error_uids: Iterable[str]) -> None:
         """Note held-out prompts that will not be answered, given the uids of row errors of any kind."""
@@ -123,18 +151,10 @@ class EvaluationRounds:
             self._num_handed_on += 1
         return self._rounds[first : self._num_handed_on]
 
-    def complete(self) -> bool:
-        """Whether the newest round has all its answers."""
-        return bool(self._rounds) and self._rounds[-1].complete
-
-    def fresh(self) -> bool:
-        """Whether the newest round was answered wholly by the weights it asked for, or newer ones."""
-        last = self._rounds[-1]
-        oldest = [pc.min(part["policy_version_start"]).as_py() for part in last.answers]
-        return last.complete and all(version >= last.policy_version for version in oldest)
-
     def shortfall(self) -> str:
         """Return what the newest round lacks, '' when every held-out prompt was answered."""
+        if not self._rounds:
+            return "was not asked for"
         last = self._rounds[-1]
         if last.num_expected is None:
             return "was not prepared in time"
@@ -146,3 +166,10 @@ class EvaluationRounds:
             f"got answers to {last.num_received} of {last.num_expected} held-out prompts"
             f"{f' ({last.num_refused} refused)' if last.num_refused else ''}"
         )
+
+
+def _are_of(rows: pa.Table, policy_version: int) -> pa.ChunkedArray:
+    """Return which rows were generated from end to end by the weights of a version, and answer for it."""
+    names = (EVALUATED_VERSION, "policy_version_start", "policy_version_end")
+    are_equal = [pc.equal(rows[name], policy_version) for name in names]
+    return pc.and_(are_equal[0], pc.and_(are_equal[1], are_equal[2]))

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flight.client import QueueClient
-from flight.errors import FlightQueueError
+from flight.errors import DeadlineExceededError, FlightQueueError, UnavailableError
 from relax.control.hub import ControlHub
 from relax.durable import is_full
+from relax.errors import ServiceError
 from relax.launch.local import Exited, LocalSupervisor
 from relax.run.history import HUNG, RESTARTED, History
 from relax.run.restarts import Death, Over, RestartPolicy, RestartsConfig, Sign, hung
+from relax.run.watch import RunWatch
 
 QUEUE = "queue"
 ACTOR = "actor"
@@ -169,7 +171,28 @@ class Restarter:
 
     # ---- the queue --------------------------------------------------------------------------------------------
 
-    def queue_answered(self) -> None:
+    def collect(self, watch: RunWatch) -> bool:
+        """Let the watch look into the queue; return whether it answered.
+
+        Raises:
+            ServiceError: it has been away, or the disk full, for too long.
+        """
+        try:
+            watch.collect()
+        except (UnavailableError, DeadlineExceededError):
+            reason = self._queue_was_silent()
+            if reason:
+                raise ServiceError(reason) from None
+            return False
+        except OSError as error:  # what was not written down is not acked, or waits in memory
+            reason = self.disk_was_full(error)
+            if reason:
+                raise ServiceError(reason) from error
+            return False
+        self._queue_answered()
+        return True
+
+    def _queue_answered(self) -> None:
         """Note that the queue has answered."""
         self._is_queue_away = False
         self._queue_answered_at = time.monotonic()
@@ -200,7 +223,7 @@ class Restarter:
         self._hands.tell(f"the disk is full; waiting for room: {error}")
         return ""
 
-    def queue_was_silent(self) -> str:
+    def _queue_was_silent(self) -> str:
         """Note that the queue has not answered; return why the run cannot go on, or ''."""
         self._is_queue_away = True
         away_s = time.monotonic() - self._queue_answered_at

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flight.security.access import ALL_TABLES, Role
 from relax.config import RunConfig
+from relax.roles.config import SERVABLE
 
 DIRECTORY = "security"
 VALID_DAYS = 365.0
@@ -42,6 +43,14 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
         **REPORTS,
     },
     "actor": {"media": ["read"], "rollouts": ["read", "consume", "produce"], ALL_TABLES: ["keep"], **REPORTS},
+    "evaluation": {
+        "media": ["read"],
+        "eval_prompts": ["consume"],
+        "eval_rollouts": ["produce"],
+        "rollouts": ["read"],
+        **REPORTS,
+    },
+    **{role: {"media": ["read"], "rollouts": ["consume", "produce", "read"], **REPORTS} for role in SERVABLE},
     "recorder": {"media": ["consume"], "rollouts": ["consume"], **REPORTS},
     VIEWER: {ALL_TABLES: ["read"]},
 }

@@ -11,6 +11,7 @@ from relax.config import RunConfig
 from relax.control.hub import ControlHub
 from relax.launch.local import LocalSupervisor
 from relax.launch.ranks import Rendezvous
+from relax.roles.config import SERVABLE
 from relax.run.restarting import QUEUE
 from relax.run.security import RunSecurity
 
@@ -52,7 +53,9 @@ class Services:
         """Return how many services each role has, in the order of their start."""
         return {
             "actor": self._config.actor.num_procs,
+            **dict.fromkeys(self._config.roles.services, 1),
             "rollout": self._config.rollout.num_workers,
+            **({"evaluation": self._config.num_evaluators} if self._config.num_evaluators else {}),
             "preprocess": self._config.data.num_workers,
             "recorder": 1,
         }
@@ -75,8 +78,9 @@ class Services:
         words = ["-m", "relax.roles", role, "--index", index, "--run-dir", str(self._run_dir)]
         words += ["--model-dir", str(self._model_dir), "--queue", self.queue_uri, "--control", self._hub.uri]
         words += ["--parent-pid", str(os.getpid()), *self._security.role_words(role)]
-        threads = self._config.rollout.num_threads if role == "rollout" else self._config.actor.num_threads
-        env = {"OMP_NUM_THREADS": str(threads if role in ("rollout", "actor") else 1)}
+        generates = role in ("rollout", "evaluation")
+        threads = self._config.rollout.num_threads if generates else self._config.actor.num_threads
+        env = {"OMP_NUM_THREADS": str(threads if generates or role in ("actor", *SERVABLE) else 1)}
         env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         if role == "actor":
             env |= self._rendezvous.environment(int(index))

@@ -32,12 +32,13 @@ from relax.records import (
     mean_rewards,
     split_by,
 )
+from relax.roles.config import SERVABLE
 from relax.run.evaluation import EvaluationRounds, Round
 from relax.run.history import History
 
 ROW_ERRORS = pa.schema([(column.name, column.type) for column in ROW_ERROR_COLUMNS])
 TRAIN_WINDOW_STEPS = 20
-STEPPING_ROLES = ("actor", "rollout", "driver")
+STEPPING_ROLES = ("actor", "rollout", "driver", *SERVABLE)
 """Roles whose metrics are of a policy version; those of the others count something else."""
 STATS_EVERY_S = 1.0
 WAITING = {"prompts": "rollout", "rollouts": "actor", "eval_prompts": "rollout"}
@@ -213,6 +214,7 @@ class RunWatch:
             for name, of_set in split_by(answers, "source").items()
             for modality, reward in mean_rewards(of_set).items()
         }
+        values["evaluation/behind_versions"] = float(self.step - round_.policy_version)
         self._metrics.add("driver", round_.policy_version, round_.policy_version, values)
         write_table(answers, self._run_dir / "evaluation" / f"{round_.policy_version:06d}.parquet")
 

@@ -34,6 +34,7 @@ from relax.records import WRITES, RunShape, table_specs
 from relax.rewards.registry import load_reward
 from relax.rollout.sglang_config import check_installation
 from relax.run.snapshots import SHARED_MEMORY
+from relax.served_columns import with_writes
 from relax.train.layout import ModelSizes, check_layout
 
 MAX_HEADER_BYTES = 100 << 20
@@ -69,9 +70,10 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
             f"got {config.prompts_per_step}"
         )
     _check_engine(config)
+    _check_critic(config)
     _check_layout(config)
     specs = build_tables(config)
-    check_columns(specs, WRITES)
+    check_columns(specs, with_writes(WRITES, config.served.writes()))
     _check_memory(config)
     return specs
 
@@ -80,12 +82,27 @@ def _check_engine(config: RunConfig) -> None:
     rollout = config.rollout
     if rollout.engine != "sglang":
         return
+    if config.num_evaluators and rollout.engine_urls:
+        raise ConfigError(
+            f"evaluation.num_workers: must be 0 with rollout.engine_urls, got {config.num_evaluators}; "
+            "those servers belong to the rollout services"
+        )
     if not rollout.engine_urls:
         check_installation(rollout.sglang)
     elif len(rollout.engine_urls) < rollout.num_workers:
         raise ConfigError(
             f"rollout.engine_urls: must be at least rollout.num_workers={rollout.num_workers}, "
             f"got {len(rollout.engine_urls)}; a server's weights belong to one rollout service"
+        )
+
+
+def _check_critic(config: RunConfig) -> None:
+    """Refuse a critic that could not follow the actor's weights, version by version, also after a restart."""
+    least = config.max_staleness + 2
+    if "critic" in config.roles.services and config.checkpoint.keep_snapshots < least:
+        raise ConfigError(
+            f"checkpoint.keep_snapshots: must be at least max_staleness + 2 = {least} with roles.critic=service, "
+            f"got {config.checkpoint.keep_snapshots}"
         )
 
 
@@ -112,6 +129,7 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         record_media=config.media.record,
         reward_labels=config.rollout.reward.labels,
         num_reward_readers=config.data.num_workers if config.data.curriculum.enabled else 0,
+        served=config.served,
     )
     media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:
@@ -247,7 +265,8 @@ def _check_memory(config: RunConfig) -> None:
     saved = SAVED_COPIES if checkpoint.asynchronous and checkpoint.interval_steps else 0
     num_parameters = sum(math.prod(each.shape) for each in read_layout(config.model.path).values())
     copies = TRAINING_BYTES[config.actor.dtype] * holders + ENGINE_BYTES * config.rollout.num_workers
-    needed = num_parameters * (copies + 4 * saved)
+    scorers = len(set(config.roles.services) - {"advantages"}) + config.num_evaluators
+    needed = num_parameters * (copies + 4 * saved + ENGINE_BYTES * scorers)
     available = psutil.virtual_memory().available
     if needed > available:
         raise ConfigError(

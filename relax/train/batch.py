@@ -16,7 +16,7 @@ Shapes: B sequences, T tokens (padded), N predicted tokens, L layers with expert
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ import xxhash
 
 from relax.errors import TrainingError
 from relax.models.inputs import PromptInputs
+from relax.train.given import GivenScores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class TrainBatch:
     """What stale tokens count: nothing, or a policy gradient under a truncated importance weight."""
     rows: np.ndarray | None = None
     """int [num_own_rows], rising: the rows that this rank trains; None: all."""
+    given: GivenScores = field(default_factory=GivenScores)
+    """What other services have computed of it."""
 
     @property
     def own_rows(self) -> np.ndarray:
@@ -146,6 +149,7 @@ def check_batch(batch: TrainBatch, vocab_size: int, routing: RoutingShape | None
         raise TrainingError(f"batch: temperature must be above 0, got {batch.temperature}")
     for row in range(num_rows):
         _check_row(batch, row, vocab_size)
+    batch.given.check([len(tokens) for tokens in batch.completion_token_ids])
     if not len(batch.own_rows):
         raise TrainingError("batch: rows must name at least one row for each rank, got none")
     if routing is not None:

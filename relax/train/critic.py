@@ -2,7 +2,7 @@
 
 A head on the trunk costs no second model and no second forward pass, and suits a value that depends on what the policy
 has understood already. By default its loss does not reach the trunk, so that nothing but the policy loss moves the
-policy. Whoever has a critic elsewhere gives `StepTokens` and `Targets.credited` its values per token instead.
+policy. A critic elsewhere (`relax.train.value_learner`) gives its values with the batch instead.
 
 The value of a token is that of what stands before it: it is made of the hidden state that predicts the token.
 

@@ -10,12 +10,15 @@ same on all ranks: what is trained and what is not lie in different ones, and th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from relax.models.checkpoint_files import file_names
-from relax.models.snapshot import WeightFile
+from relax.models.snapshot import SnapshotWriter, WeightFile
 from relax.models.tensor_file import file_bytes
 from relax.train.policy import LANGUAGE_MODEL, OmniPolicy
+from relax.train.ranks import World
 from relax.train.shards import cut_of
 
 
@@ -88,6 +91,20 @@ class WeightExport:
             if not self._policy.world.rank:
                 content = file_bytes(whole)
                 yield WeightFile(name=bucket.file, tensors=tuple(whole), content=content)
+
+
+def write_weights(export: WeightExport, world: World, directory: Path, policy_version: int) -> None:
+    """Write the weights as a snapshot that appears whole or not at all, and wait. All ranks must call it."""
+    with ExitStack() as stack:
+        writer = None
+        if world.rank == 0:
+            writer = stack.enter_context(SnapshotWriter(directory, policy_version))
+        for file in export.files():
+            if writer is not None:
+                writer.add(file)
+        if writer is not None:
+            writer.finish()
+    world.wait_for_all()
 
 
 def _parameters(policy: OmniPolicy) -> list[Parameter]:

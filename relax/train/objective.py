@@ -11,7 +11,7 @@ Shapes: C completion tokens of the batch, N of a micro-batch, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from relax.algorithms import kl, losses, ratios
 from relax.algorithms.config import AlgorithmConfig
 from relax.algorithms.corrections import correct, truncated_weight
-from relax.algorithms.credit import Outcome, assign_credit
+from relax.algorithms.credit import Outcome, assign_credit, whitened
 from relax.algorithms.inputs import LossInputs
 from relax.algorithms.m2po import second_moment_mask
 from relax.algorithms.reduction import BatchTotals, token_weights
@@ -58,7 +58,7 @@ class Targets:
     def from_batch(
         cls, batch: TrainBatch, algorithm: AlgorithmConfig, totals: BatchTotals | None = None
     ) -> Targets:
-        """Return the targets; their advantages are zeros where `credited` must come first.
+        """Return the targets; their advantages are those given, or zeros where `credited` must come first.
 
         Args:
             batch: Whole groups.
@@ -85,6 +85,9 @@ class Targets:
             stale_policy=batch.stale_policy,
             loss_mask_C=~stale_C if stale_C is not None and batch.stale_policy == "mask" else None,
         )
+        raw = batch.given.raw_advantages
+        if raw is not None:
+            return replace(targets, advantages_C=whitened(per_token(raw), algorithm))
         return targets if algorithm.has_late_credit else targets.credited(algorithm)
 
     def credited(
@@ -145,6 +148,8 @@ class StepTokens:
     batch makes one optimizer step."""
     old_values_C: Tensor | None = None
     """The critic's before the step; needed where there is one."""
+    learns_values: bool = True
+    """Whether the critic, if there is one, learns here."""
     counts_C: Tensor | None = None
     """Tokens that the bound on the whole batch's second moment lets count; None: all."""
     loss: float = 0.0
@@ -273,7 +278,7 @@ class StepTokens:
             values["stale_token_fraction"] = targets.stale_C.float().mean()
         if self.ref_logprobs_C is not None:
             values["kl_reference_nats"] = kl.k3(trainer_C, self.ref_logprobs_C).mean()
-        if targets.returns_C is not None:
+        if targets.returns_C is not None and self.learns_values:
             values |= self._critic_metrics(targets.returns_C)
         return {"loss": self.loss} | {name: float(value) for name, value in values.items()}
 
@@ -287,6 +292,11 @@ class StepTokens:
             "return_mean": returns_C.mean(),
             "value_explained_variance": 1 - left / spread.clamp(min=1e-8),
         }
+
+
+def per_token(rows: Sequence[np.ndarray]) -> Tensor:
+    """Return one float32 array for each row as values [C] of all completion tokens."""
+    return torch.from_numpy(np.concatenate(rows).astype(np.float32))
 
 
 def _stale(batch: TrainBatch) -> Tensor | None:

@@ -216,6 +216,22 @@ class OmniPolicy(nn.Module):
                 held[LANGUAGE_MODEL + known if is_part else known] = name, tensor
         return held
 
+    @torch.no_grad()
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take other weights, of the directory's names as `checkpoint_tensors` returned them, in place of those here.
+
+        Raises:
+            TrainingError: a tensor is missing or has another shape.
+        """
+        place, layout = self.world.place, self.world.layout
+        apart = self._stacks.split(tensors)
+        self._name_map.from_checkpoint(self.global_names(), apart, tp_rank=place.tp_rank, tp_size=layout.tp)
+        for name, tensor in self._tower_state():
+            known = self._tower_name(name)
+            if known not in tensors:
+                raise TrainingError(f"adopt: weights must hold {known!r}, got nothing there")
+            tensor.copy_(tensors[known])
+
     def embed_prompts(self, prompts: Sequence[PromptInputs]) -> PromptTable:
         """Run the towers once over the prompts; the result carries their graph unless they are frozen.
 

@@ -14,43 +14,33 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from relax.algorithms.config import AlgorithmConfig
 from relax.models.pretrained import export_pretrained
-from relax.models.snapshot import SnapshotWriter
-from relax.train.batch import (
-    CutRules,
-    MicroBatch,
-    RoutingShape,
-    TrainBatch,
-    check_batch,
-    empty_micro_batch,
-    plan_micro_batches,
-    prompt_routes,
-)
+from relax.train.batch import MicroBatch, TrainBatch, check_batch
 from relax.train.checkpoint import CheckpointWriter, read_checkpoint, read_tensors_beside
 from relax.train.config import TrainerConfig, lr_multiplier
 from relax.train.critic import Critic
-from relax.train.decoder_inputs import Completions, PromptTable
-from relax.train.export import WeightExport
+from relax.train.decoder_inputs import PromptTable
+from relax.train.export import WeightExport, write_weights
 from relax.train.gradients import is_finite
-from relax.train.objective import StepTokens, Targets
+from relax.train.objective import StepTokens, Targets, per_token
 from relax.train.optimizer import Weights
+from relax.train.passes import cut, moved, pass_over, routing_of
 from relax.train.pipeline import Pipeline
 from relax.train.policy import OmniPolicy
 from relax.train.runtime import start_parallel
 from relax.train.scoring import score
-from relax.train.tasks import BatchPass, TrainingTask
+from relax.train.tasks import TrainingTask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BUCKET_BYTES = 512 << 20
@@ -70,6 +60,9 @@ class StepResult:
     """float32 [num_completion_tokens] for each row, nats."""
     importance_ratio: np.ndarray
     """float32 [num_rows]: mean over the row's tokens of exp(trainer - rollout logprob)."""
+    returns: list[np.ndarray] | None = None
+    """float32 [num_completion_tokens] for each row: what its values should have been; None without a critic, or where
+    another service gives the advantages."""
 
 
 class Trainer:
@@ -78,15 +71,22 @@ class Trainer:
     Attributes:
         world: This rank's place among the trainer's processes.
         policy: The model that is trained.
-        critic: Its value head, on every rank; None unless the advantages need one.
+        critic: Its value head, on every rank; None unless the advantages need one and nobody else has it.
         weights: Its trained parameters, their masters and AdamW.
         num_steps: Optimizer steps that changed the weights.
         num_skipped_steps: Steps that did not, because the loss or the gradient was not finite.
     """
 
     def __init__(
-        self, model_dir: Path | str, config: TrainerConfig, algorithm: AlgorithmConfig, *, seed: int
+        self,
+        model_dir: Path | str,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        seed: int,
+        services: Collection[str] = (),
     ) -> None:
+        """Load the model; all ranks must do so. `services`: roles whose scores come with the batches (`given`)."""
         self._model_dir = Path(model_dir)
         self._config = config
         self._algorithm = algorithm
@@ -100,11 +100,13 @@ class Trainer:
             recompute=config.recompute,
             dtype=self._dtype,
         )
-        self._reference = self._load_reference() if algorithm.kl_coef else None
+        self._reference = (
+            self._load_reference() if algorithm.kl_coef and "reference" not in services else None
+        )
         self._pipeline = Pipeline(self.world, self._dtype)
         self.weights = Weights(self.policy, config)
         self.critic: Critic | None = None
-        if algorithm.has_critic:
+        if algorithm.has_critic and "critic" not in services:
             hidden_size = self.policy.language_model.config.hidden_size
             self.critic = Critic(hidden_size, algorithm.critic).to(self.world.device)
         self.num_steps = 0
@@ -123,9 +125,9 @@ class Trainer:
             relax.models.errors.PromptError: a prompt does not fit the model; nothing has changed.
         """
         started = time.perf_counter()
-        check_batch(batch, self.policy.vocab_size, self._routing(batch))
+        check_batch(batch, self.policy.vocab_size, routing_of(batch, self.policy, self._config))
         targets = Targets.from_batch(batch, self._algorithm)
-        micro_batches = self._cut(batch)
+        micro_batches = cut(batch, self.policy, self._config)
         planned = time.perf_counter()
         ref_logprobs_C = self._reference_logprobs(batch, targets, micro_batches)
         referred = time.perf_counter()
@@ -133,10 +135,10 @@ class Trainer:
         embedded = time.perf_counter()
         tokens = self._step_tokens(batch, prompts, targets, micro_batches, ref_logprobs_C)
         scored = time.perf_counter()
-        tokens = _moved(tokens, self.world.device)
+        tokens = moved(tokens, self.world.device)
         routing_metrics = self._accumulate(batch, prompts, tokens, micro_batches)
         self._share(tokens)
-        tokens = _moved(tokens, torch.device("cpu"))
+        tokens = moved(tokens, torch.device("cpu"))
         accumulated = time.perf_counter()
         update_metrics = self._update(tokens.loss)
         done = time.perf_counter()
@@ -155,6 +157,9 @@ class Trainer:
             advantages=tokens.targets.by_row(tokens.targets.advantages_C),
             trainer_logprobs=tokens.targets.by_row(tokens.trainer_logprobs_C),
             importance_ratio=tokens.targets.row_means(tokens.ratio_C).numpy(),
+            returns=None
+            if tokens.targets.returns_C is None
+            else tokens.targets.by_row(tokens.targets.returns_C),
         )
 
     def weight_export(self, bucket_bytes: int = BUCKET_BYTES) -> WeightExport:
@@ -163,22 +168,12 @@ class Trainer:
 
     def publish(self, snapshot_dir: Path, policy_version: int, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         """Write the weights as a snapshot that appears whole or not at all, and wait. All ranks must call it."""
-        with ExitStack() as stack:
-            writer = None
-            if self.world.rank == 0:
-                writer = stack.enter_context(SnapshotWriter(snapshot_dir, policy_version))
-            for file in self.weight_export(bucket_bytes).files():
-                if writer is not None:
-                    writer.add(file)
-            if writer is not None:
-                writer.finish()
-        self.world.wait_for_all()
+        write_weights(self.weight_export(bucket_bytes), self.world, snapshot_dir, policy_version)
 
     def save_pretrained(self, directory: Path, *, bucket_bytes: int = BUCKET_BYTES) -> None:
         """Write a Hugging Face directory: the weights, and every other file of the model directory as it was.
 
-        Each tensor is in the file that it came from; with `max_shard_bytes` in files of at most that size. All ranks
-        must call it.
+        Files of weights have `bucket_bytes` at most, unless one tensor has more. All ranks must call it.
         """
         snapshot = directory.parent / f".{directory.name}.{os.getpid()}.weights.partial"
         try:
@@ -196,28 +191,34 @@ class Trainer:
         *,
         in_background: bool = True,
         fill: Callable[[Path], None] | None = None,
+        critic_file: Path | None = None,
     ) -> CheckpointWriter:
         """Begin a Megatron checkpoint from which `load_checkpoint` goes on exactly; `finish` it later.
 
         All ranks must call it. `facts` of rank 0 are kept in its description; `fill` as in `CheckpointWriter`.
+        `critic_file` is the head of a critic that is elsewhere, on rank 0.
         """
+        beside = {} if self.critic is None else {CRITIC_FILE: self.critic.tensors()}
+        if critic_file is not None:
+            beside = {CRITIC_FILE: load_file(critic_file)}
         counts = {"num_steps": self.num_steps, "num_skipped_steps": self.num_skipped_steps}
         return CheckpointWriter(
             directory,
             self.policy,
             self.weights,
             {"counts": counts, **(facts or {})},
-            beside={} if self.critic is None else {CRITIC_FILE: self.critic.tensors()},
+            beside=beside,
             in_background=in_background,
             fill=fill,
         )
 
-    def save_checkpoint(self, directory: Path) -> None:
+    def save_checkpoint(self, directory: Path, critic_file: Path | None = None) -> None:
         """Write a Megatron checkpoint and wait until it is on the disk; replaces an older one there.
 
-        All ranks must call it.
+        All ranks must call it; see `begin_checkpoint`.
         """
-        self.begin_checkpoint(directory, in_background=False).finish(self._config.rank_deadline_s)
+        writer = self.begin_checkpoint(directory, in_background=False, critic_file=critic_file)
+        writer.finish(self._config.rank_deadline_s)
 
     def load_checkpoint(self, directory: Path) -> None:
         """Go on from a checkpoint: weights, optimizer, critic if there is one, step counts and random state.
@@ -238,44 +239,18 @@ class Trainer:
         reference = OmniPolicy(self._model_dir, self.world, freeze_towers=True, dtype=self._dtype)
         return reference.requires_grad_(False).eval()
 
-    def _routing(self, batch: TrainBatch) -> RoutingShape | None:
-        """Return what the rollout's routing looks like if it is replayed, or can be compared; else None."""
-        config, routing = self._config, self.policy.routing_shape
-        if config.routing_replay:
-            return routing
-        return routing if config.routing_metrics and batch.has_routing else None
-
-    def _cut(self, batch: TrainBatch) -> list[MicroBatch]:
-        """Return this rank's micro-batches, alike on all stages; as many as any rank has where ranks share experts."""
-        layout = self.world.layout
-        rules = CutRules(
-            max_tokens=self._config.max_tokens_per_micro_batch,
-            share_prompts=self._config.share_prompts,
-            packing=self._config.packing,
-            multiple=layout.length_multiple,
-            routing=self._routing(batch),
-            replay=self._config.routing_replay,
-        )
-        routes = None
-        if self._config.routing_replay and layout.pp > 1:
-            of_stages = self.world.of_all_stages(torch.from_numpy(prompt_routes(batch)))
-            routes = of_stages.transpose(0, 1).numpy()
-        micro_batches = plan_micro_batches(batch, rules, routes)
-        if layout.ep > 1:
-            missing = self.world.largest(len(micro_batches)) - len(micro_batches)
-            micro_batches += [empty_micro_batch(rules)] * missing
-        return micro_batches
-
     @torch.no_grad()
     def _reference_logprobs(
         self, batch: TrainBatch, targets: Targets, micro_batches: list[MicroBatch]
     ) -> Tensor | None:
         """Return the reference's logprobs [C], under its own routing; None when there is no reference."""
+        if batch.given.ref_logprobs is not None:
+            return per_token(batch.given.ref_logprobs)
         if self._reference is None:
             return None
-        over = self._pass(batch, self._reference, self._reference.embed_prompts(batch.own_prompts), targets)
+        over = pass_over(batch, self._reference, self._reference.embed_prompts(batch.own_prompts), targets)
         unrouted = [replace(micro, experts_BTLK=None) for micro in micro_batches]
-        return score(self._pipeline, over, unrouted, _moved(targets, self.world.device)).logprobs_C
+        return score(self._pipeline, over, unrouted, moved(targets, self.world.device)).logprobs_C
 
     def _step_tokens(
         self,
@@ -289,19 +264,22 @@ class Trainer:
 
         Every rank has the light columns and the scores of all rows, so that all compute the same.
         """
-        algorithm = self._algorithm
-        logprobs_C = values_C = None
-        if algorithm.needs_scores:
-            over = self._pass(batch, self.policy, prompts, targets)
-            scores = score(self._pipeline, over, micro_batches, _moved(targets, self.world.device))
-            logprobs_C, values_C = scores.logprobs_C, scores.values_C
-        if algorithm.has_late_credit:
+        algorithm, given = self._algorithm, batch.given
+        logprobs_C = None if given.proximal_logprobs is None else per_token(given.proximal_logprobs)
+        values_C = None if given.values is None else per_token(given.values)
+        if self.critic is not None or (algorithm.correction.m2_budget is not None and logprobs_C is None):
+            over = pass_over(batch, self.policy, prompts, targets, self.critic)
+            scores = score(self._pipeline, over, micro_batches, moved(targets, self.world.device))
+            logprobs_C = scores.logprobs_C if logprobs_C is None else logprobs_C
+            values_C = scores.values_C if values_C is None else values_C
+        if algorithm.has_late_credit and given.raw_advantages is None:
             targets = targets.credited(algorithm, ref_logprobs_C=ref_logprobs_C, values_C=values_C)
         tokens = StepTokens(
             targets=targets,
             ref_logprobs_C=ref_logprobs_C,
             proximal_logprobs_C=logprobs_C,
             old_values_C=values_C,
+            learns_values=self.critic is not None,
         )
         if algorithm.correction.m2_budget is not None:
             tokens.bound_second_moment(algorithm.correction.m2_budget)
@@ -315,7 +293,7 @@ class Trainer:
         if self.critic is not None:
             self.critic.forget_gradients()
         leaves = prompts.leaves()
-        over = self._pass(batch, self.policy, leaves, tokens.targets)
+        over = pass_over(batch, self.policy, leaves, tokens.targets, self.critic)
         tasks = [TrainingTask(over, micro, tokens, self._algorithm) for micro in micro_batches]
         self._pipeline.train(tasks)
         prompts.backward(leaves)
@@ -364,21 +342,6 @@ class Trainer:
             **critic,
         }
 
-    def _pass(
-        self, batch: TrainBatch, policy: OmniPolicy, prompts: PromptTable, targets: Targets
-    ) -> BatchPass:
-        """Return a pass of a policy over the batch; positions of completions are those of this rank's rows."""
-        device = self.world.device
-        own_index = np.searchsorted(batch.own_groups, np.array(batch.groups, np.int64))
-        prompt_R = torch.from_numpy(own_index).clamp(max=len(batch.own_groups) - 1).to(device)
-        row_C, offset_C = targets.row_C.to(device), targets.offset_C.to(device)
-        completions = Completions(
-            token_ids_C=targets.token_ids_C.to(device),
-            position_C=prompts.next_position_P[prompt_R[row_C]] + offset_C,
-        )
-        critic = self.critic if policy is self.policy else None
-        return BatchPass(policy=policy, prompts=prompts, completions=completions, critic=critic)
-
     def _sizes(self, batch: TrainBatch, micro_batches: list[MicroBatch]) -> dict[str, float]:
         """Return the sizes of the step; tokens of all data parallel ranks, micro-batches of this one."""
         held = torch.tensor(
@@ -395,15 +358,3 @@ class Trainer:
             "num_sequence_tokens": num_tokens,
             "num_padded_tokens": num_padded,
         }
-
-
-def _moved(record: Any, device: torch.device) -> Any:
-    """Return a copy of a dataclass whose tensors, and those of dataclasses in it, are on a device."""
-    moved = copy(record)
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            object.__setattr__(moved, item.name, value.to(device))
-        elif is_dataclass(value):
-            object.__setattr__(moved, item.name, _moved(value, device))
-    return moved

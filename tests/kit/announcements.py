@@ -28,6 +28,9 @@ class FakeControl:
         self.told.append(("control", version))
         self.paths[version] = path
 
+    def get(self, key: str) -> None:
+        """Know of nothing that anybody has set."""
+
     def announce(self, table: str, policy_version: int) -> None:
         """Note a version, as the queue gets it."""
         self.told.append((table, policy_version))

@@ -77,13 +77,13 @@ class Job:
                 raise AssertionError(f"it did not come to that:\n{self.describe()}")
             time.sleep(POLL_S)
 
-    def until_step(self, step: int) -> None:
+    def until_step(self, step: int, deadline_s: float = RUN_DEADLINE_S) -> None:
         """Wait until the weights after that optimizer step, or a later one, are published."""
 
         def is_published() -> bool:
             return any(int(path.name[:6]) >= step for path in (self.run_dir / "weights").glob("[0-9]*"))
 
-        self.until(is_published)
+        self.until(is_published, deadline_s)
 
     def processes(self) -> list[psutil.Process]:
         """Return every live process that has this job's mark in its environment, the program included."""

@@ -23,9 +23,10 @@ from relax.control.hub import ControlHub
 from relax.control.member import ControlMember
 from relax.data.prompts import Prompt, prompts_to_arrow
 from relax.errors import HopelessError
-from relax.records import RunShape, table_specs
+from relax.records import EVALUATED_VERSION, RunShape, table_specs
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.rewards.scorer import Scorer
+from relax.roles.held_out import serve_held_out, with_version
 from relax.roles.rollout import MAX_REFUSED_IN_A_ROW, RolloutWorker, Stream
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, refused
@@ -83,8 +84,10 @@ def service(
             )
 
 
-def put_prompts(service: Service, count: int, table: str = "prompts", prefix: str = "0") -> list[str]:
-    """Put prompts of words alone and return their uids."""
+def put_prompts(
+    service: Service, count: int, table: str = "prompts", prefix: str = "0", version: int = 0
+) -> list[str]:
+    """Put prompts of words alone and return their uids; held-out ones ask for a version."""
     uids = [f"{prefix}-{index}" for index in range(count)]
     prompts = [
         Prompt(
@@ -101,6 +104,8 @@ def put_prompts(service: Service, count: int, table: str = "prompts", prefix: st
         for index in range(count)
     ]
     rows = prompts_to_arrow(prompts)
+    if table == "eval_prompts":
+        rows = with_version(rows, version)
     rows = rows.append_column("uid", pa.array(uids)).append_column("group_id", pa.array(uids))
     service.queue.put(
         table, rows.append_column("epoch", pa.array([0] * count, pa.int32())), writer="preprocess"
@@ -186,7 +191,7 @@ def test_prompt_that_the_engine_refuses_is_a_row_error(service):
             return [refused(request, "prompt must fit, got too many tokens")]
         return [answer(request, 0), answer(request, 1)]
 
-    assert make_worker(service, script).serve(HELD_OUT, 2, deadline_s=5.0)
+    assert serve_held_out(make_worker(service, script), HELD_OUT, 2, deadline_s=5.0)
     assert service.queue.read("eval_rollouts").num_rows == GROUP_SIZE
     (error,) = errors_of(service)
     assert (error["uid"], error["place"]) == ("rollout/eval1-0", "eval_prompts row eval1-0")
@@ -311,3 +316,78 @@ def test_lease_that_is_lost_costs_the_worker_nothing(service):
     stats = service.queue.stats()
     assert stats["prompts"]["consumers"]["rollout"]["acked"] == len(uids)
     assert (stats["rollouts"]["put"], stats["rollouts"]["duplicates"]) == (GROUP_SIZE, GROUP_SIZE)
+
+
+def published(service: Service, *versions: int) -> None:
+    """Make directories where the snapshots of these versions would be."""
+    for version in versions:
+        (service.run_dir / "weights" / f"{version:06d}").mkdir(parents=True)
+
+
+def held_out_worker(service: Service) -> tuple[RolloutWorker, FakeEngine]:
+    """Return a worker whose engine tags tokens with the version that it has, and misses snapshots that are gone."""
+
+    class FakeEngineWithFiles(FakeEngine):
+        """A fake: adopting takes the version if its directory is there."""
+
+        def adopt(self, snapshot_dir: Path | str, policy_version: int) -> None:
+            """Take the version, or say that it is gone."""
+            if not Path(snapshot_dir).is_dir():
+                raise FileNotFoundError(snapshot_dir)
+            self.policy_version = policy_version
+
+    def script(request: GenerateRequest) -> list[Completion]:
+        versions = np.full(2, engine.policy_version, np.int32)
+        return [answer(request, index, token_policy_versions=versions) for index in range(GROUP_SIZE)]
+
+    engine = FakeEngineWithFiles(script)
+    return RolloutWorker(service, engine, Scorer(service.config.rollout.reward)), engine
+
+
+def test_held_out_prompts_are_answered_by_the_version_that_they_ask_for(service, hub):
+    """Two rounds in one lease, older than the newest weights; then the worker goes back to the newest."""
+    published(service, 0, 2, 4, 9)
+    worker, engine = held_out_worker(service)
+    with ControlMember(hub.uri, "actor", 0) as actor:
+        actor.announce_policy_version(9, service.run_dir / "weights" / "000009")
+        assert service.control.wait_for(lambda: service.control.policy_version is not None, 5.0)
+        assert worker.adopt_newest()
+        put_prompts(service, 2, table="eval_prompts", prefix="eval2", version=4)
+        put_prompts(service, 2, table="eval_prompts", prefix="eval1", version=2)
+        assert serve_held_out(worker, HELD_OUT, 8, deadline_s=5.0)
+        assert not serve_held_out(worker, HELD_OUT, 8, deadline_s=0.0)
+        names = [EVALUATED_VERSION, "policy_version_start", "policy_version_end", "token_policy_versions"]
+        rows = service.queue.read("eval_rollouts").select(["group_id", *names]).to_pylist()
+        asked = {row["group_id"]: {str(row[name]) for name in names[:3]} for row in rows}
+        assert asked == {"eval1-0": {"2"}, "eval1-1": {"2"}, "eval2-0": {"4"}, "eval2-1": {"4"}}
+        assert worker.adopt_newest()
+    assert engine.policy_version == 9
+    assert errors_of(service) == []
+
+
+def test_held_out_prompts_whose_weights_are_gone_are_refused(service):
+    """The round is told, and does not wait for them; others are answered."""
+    published(service, 3)
+    worker, _ = held_out_worker(service)
+    put_prompts(service, 1, table="eval_prompts", prefix="eval1", version=2)
+    put_prompts(service, 1, table="eval_prompts", prefix="eval2", version=3)
+    assert serve_held_out(worker, HELD_OUT, 8, deadline_s=5.0)
+    (error,) = errors_of(service)
+    assert (error["uid"], error["reason"]) == (
+        "rollout/eval1-0",
+        "weights of policy version 2 must be there, got none any more",
+    )
+    assert set(service.queue.read("eval_rollouts")["group_id"].to_pylist()) == {"eval2-0"}
+    assert service.queue.stats("eval_prompts")["consumers"]["rollout"]["ready"] == 0
+
+
+def test_answer_of_another_version_than_asked_is_refused(service):
+    """Whatever an engine says of its weights, it is the tokens' own versions that count."""
+    published(service, 3)
+    worker = make_worker(service, lambda request: [answer(request, 0), answer(request, 1)])
+    put_prompts(service, 1, table="eval_prompts", prefix="eval1", version=3)
+    assert serve_held_out(worker, HELD_OUT, 8, deadline_s=5.0)
+    assert service.queue.read("eval_rollouts").num_rows == 0
+    assert [error["reason"] for error in errors_of(service)] == [
+        "completion 0: all tokens must be of policy version 3, got [0]"
+    ]

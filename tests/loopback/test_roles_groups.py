@@ -84,6 +84,7 @@ def prompt_rows(uids: list[str]) -> pa.Table:
         {
             "uid": uids,
             "prompt_index": pa.array(range(count), pa.int64()),
+            "source": ["toy"] * count,
             "epoch": pa.array([0] * count, pa.int32()),
             "modality": ["text"] * count,
             "messages": ["[]"] * count,
@@ -104,6 +105,7 @@ def rollout_rows(uid: str, rewards: tuple[float, float]) -> pa.Table:
             "uid": [f"{uid}/{index}" for index in range(count)],
             "group_id": [uid] * count,
             "prompt_index": pa.array([0] * count, pa.int64()),
+            "source": ["toy"] * count,
             "epoch": pa.array([0] * count, pa.int32()),
             "modality": ["text"] * count,
             "prompt_text": ["?"] * count,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig
+from relax.config import DataConfig, ModalitiesConfig, ModelConfig, RolloutConfig, RunConfig, load_config
 from relax.data.sources import FORMATS
 from relax.errors import ConfigError, WiringError
 from relax.records import WRITES
@@ -66,6 +66,10 @@ def test_check_wiring_accepts_the_defaults():
             "a server's weights belong to one rollout service",
         ),
         (
+            load_config([], ["algorithm=ppo", "roles.critic=service", "max_staleness=3"]),
+            "checkpoint.keep_snapshots: must be at least max_staleness + 2 = 5 with roles.critic=service, got 4",
+        ),
+        (
             RunConfig(prompts_per_step=3, actor=TrainerConfig(layout=LayoutConfig(dp=4))),
             "prompts_per_step: must be at least actor.layout.dp=4, for each rank trains whole groups, got 3",
         ),
@@ -81,6 +85,20 @@ def test_check_wiring_refuses_what_cannot_be(config, message):
     with pytest.raises(ConfigError) as caught:
         check_wiring(config)
     assert str(caught.value) == message
+
+
+def test_check_wiring_refuses_evaluation_services_on_servers_of_others(tmp_path):
+    """A server's weights belong to one service, and these have none of their own."""
+    held_out = tmp_path / "eval.jsonl"
+    held_out.write_text('{"messages": [{"role": "user", "content": "red?"}], "answer": "red"}\n')
+    urls = "rollout.engine_urls=[http://127.0.0.1:1]"
+    words = ["rollout.engine=sglang", urls, f"data.eval.toy={held_out}", "evaluation.num_workers=2"]
+    with pytest.raises(ConfigError) as caught:
+        check_wiring(load_config([], words))
+    assert str(caught.value) == (
+        "evaluation.num_workers: must be 0 with rollout.engine_urls, got 2; "
+        "those servers belong to the rollout services"
+    )
 
 
 def test_check_wiring_refuses_an_encoder_that_is_not_there():
