@@ -43,6 +43,9 @@ print(
 print("\ncompletion length by rollout worker")
 print(scan.group_by("rollout_worker").agg(pl.col("completion_token_ids").list.len().mean()).collect())
 
+print("\nhow many policies sampled a rollout")
+print(rollouts["token_policy_versions"].map(lambda versions: len(set(versions))).value_counts())
+
 print("\nload of each expert")
 print(np.bincount(np.frombuffer(b"".join(rollouts["routed_experts"].dropna()), "u1")))
 

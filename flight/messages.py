@@ -226,6 +226,7 @@ class Nack(Request):
     lease_id: str | None = None
     uids: list[str] | None = None
     requeue: bool = True
+    policy_version: int | None = None
 
 
 class Renew(Request):

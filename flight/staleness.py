@@ -64,6 +64,8 @@ class StalenessGate:
         self.in_flight = Tally()
         """Rows that tickets allow and that have not come yet, by start version."""
         self._tickets: dict[str, Ticket] = {}
+        self._begun: dict[str, int] = {}
+        """Version from which the work on a group was begun that was given back unfinished."""
 
     # ---- entrance ---------------------------------------------------------------------------------------------
 
@@ -87,6 +89,7 @@ class StalenessGate:
     def issue(self, group_id: str, num_rows: int, adopted_version: int | None) -> None:
         """Note a ticket for rows of a group; the caller has asked for `room`."""
         version = self.policy_version if adopted_version is None else adopted_version
+        version = min(version, self._begun.get(group_id, version))
         if group_id in self._tickets:
             raise InvalidRequestError(
                 f"table {self.table!r}: ticket must be the only one for its group, got two for {group_id!r}; "
@@ -102,6 +105,14 @@ class StalenessGate:
         if ticket is not None:
             self.in_flight.shift(ticket.version, -ticket.num_rows)
             self.counts["returned"] += ticket.num_rows
+
+    def begin(self, group_id: str, version: int) -> None:
+        """Note that work on a group was begun from `version` and will be gone on with: so count its next tickets."""
+        self._begun[group_id] = version
+
+    def end(self, group_id: str) -> None:
+        """Forget what was begun: the group is finished, or given up."""
+        self._begun.pop(group_id, None)
 
     def arrive(self, group_id: str, num_rows: int = 1) -> None:
         """Note rows of a group put into the table; they use up its ticket, and count too if there is none."""
@@ -133,6 +144,7 @@ class StalenessGate:
                 TicketSnapshot(group_id=group_id, num_rows=ticket.num_rows, version=ticket.version)
                 for group_id, ticket in self._tickets.items()
             ],
+            begun=dict(self._begun),
         )
 
     def restore(self, snapshot: GateSnapshot) -> None:
@@ -148,6 +160,7 @@ class StalenessGate:
             self.completion_tokens[kind] = Counter(counts)
         self.counts = Counter(snapshot.counts)
         self._tickets = {each.group_id: Ticket(each.num_rows, each.version) for each in snapshot.tickets}
+        self._begun = dict(snapshot.begun)
         self.in_flight = Tally()
         for each in snapshot.tickets:
             self.in_flight.shift(each.version, each.num_rows)

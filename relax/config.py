@@ -27,6 +27,7 @@ from relax.data.config import DataConfig
 from relax.errors import ConfigError
 from relax.rewards.config import RewardConfig, RewardPart
 from relax.roles.config import RolesConfig, check_roles
+from relax.rollout.partial_config import PartialConfig, check_partial
 from relax.rollout.sglang_config import SGLangConfig
 from relax.run.evaluation_schedule import EvaluationSchedule
 from relax.run.restarts import RestartsConfig
@@ -117,6 +118,10 @@ class RolloutConfig:
     """How completions are scored; `reward: NAME` stands for one part of that name."""
     num_threads: int = 1
     """CPU threads of each service."""
+    oversample: int = 0
+    """Completions of a training prompt beyond `group_size`; once `group_size` have finished the others are aborted."""
+    partial: PartialConfig = field(default_factory=PartialConfig)
+    """Interruption of rollouts at an update."""
     layers_per_column: int = 0
     """Layers whose routes share a column, so that a stage of a pipeline reads only those of its own layers; 0: all."""
 
@@ -269,6 +274,7 @@ class RunConfig:
             ("rollout.max_new_tokens", self.rollout.max_new_tokens, 1),
             ("rollout.num_threads", self.rollout.num_threads, 1),
             ("rollout.layers_per_column", self.rollout.layers_per_column, 0),
+            ("rollout.oversample", self.rollout.oversample, 0),
             ("evaluation.interval_steps", self.evaluation.interval_steps, 0),
             ("evaluation.versions", min(self.evaluation.versions, default=0), 0),
             ("evaluation.num_workers", self.evaluation.num_workers, 0),
@@ -310,6 +316,7 @@ class RunConfig:
                 "python -m flight keys makes some"
             )
         check_roles(self.roles, self.algorithm, self.staleness_policy)
+        check_partial(self.rollout.partial, self.max_staleness, self.staleness_policy)
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flight.schema import Column, ConsumerSpec, StalenessPolicy, StalenessSpec, TableSpec, TicketSpec
+from relax.partial_records import partial_table
 from relax.served_columns import ServedColumns
 
 TOKENS = pa.list_(pa.int32())
@@ -208,6 +209,9 @@ MEDIA_FACTS = ("modality", "content_hash")
 MEDIA_GRACE_S = 600.0
 """Seconds that a file's row waits for the first prompt that refers to it."""
 
+MAX_ATTEMPTS = 8
+"""Deliveries of a prompt, those to go on with it left out, after which it is given up."""
+
 RECORDED = tuple(column.name for column in (*SAMPLE_COLUMNS, *TRAINED_COLUMNS))
 
 
@@ -220,6 +224,8 @@ class RunShape:
     reward_labels: parts of the reward, each with a column of its own.
     num_reward_readers: preprocess services that learn of rewards, for the curriculum.
     served: what roles that are services add.
+    max_continuations: interruptions of a rollout; 0: none is ever interrupted. num_samples: completions asked for of a
+        prompt; 0: group_size.
     """
 
     prompts_per_step: int
@@ -233,6 +239,8 @@ class RunShape:
     reward_labels: Sequence[str] = ()
     num_reward_readers: int = 0
     served: ServedColumns = field(default_factory=ServedColumns)
+    max_continuations: int = 0
+    num_samples: int = 0
 
     @property
     def rows_per_version(self) -> int:
@@ -268,6 +276,7 @@ def table_specs(
             tickets=TicketSpec(table="rollouts", rows_per_ticket=shape.group_size),
             capacity_rows=shape.max_prompts_alive,
             capacity_bytes=shape.capacity_bytes,
+            max_attempts=MAX_ATTEMPTS * (1 + shape.max_continuations),
         ),
         _rollouts(shape, sample_columns, reward_names, routing_names),
         TableSpec(
@@ -307,6 +316,9 @@ def table_specs(
             ),
         ),
     ]
+    if shape.max_continuations:
+        num_completions = shape.max_prompts_alive * max(shape.num_samples, shape.group_size)
+        specs.append(partial_table(num_completions, shape.capacity_bytes, routing_columns))
     return {spec.name: spec for spec in specs}
 
 

@@ -182,10 +182,13 @@ class Broker(
         *,
         reason: str,
         requeue: bool,
+        policy_version: int | None = None,
     ) -> int:
-        """Give rows back or skip them; see `TableState.nack`."""
+        """Give rows back or skip them; see `Ledger.nack`."""
         with self._locked():
-            num_rows = self._ledger.nack(name, consumer, lease_id, uids, reason=reason, requeue=requeue)
+            num_rows = self._ledger.nack(
+                name, consumer, lease_id, uids, reason=reason, requeue=requeue, policy_version=policy_version
+            )
             self._after(name)
             return num_rows
 

@@ -221,8 +221,13 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, Kee
         uids: Sequence[str] | None = None,
         reason: str,
         requeue: bool = True,
+        policy_version: int | None = None,
     ) -> int:
-        """Give leased rows back, to be delivered again, or with `requeue=False` skip them for good."""
+        """Give leased rows back, to be delivered again, or with `requeue=False` skip them for good.
+
+        `policy_version`, of the named rows of a table with tickets: work on them was begun from that version and will
+        be gone on with, so that their next tickets count from it.
+        """
         return self._act(
             "nack",
             m.Nack(
@@ -232,6 +237,7 @@ class QueueClient(PlansClient, ReadingClient, StreamingClient, TablesClient, Kee
                 uids=None if uids is None else list(uids),
                 reason=reason,
                 requeue=requeue,
+                policy_version=policy_version,
                 identity=self.identity,
             ),
         )

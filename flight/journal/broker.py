@@ -99,9 +99,12 @@ class JournaledBroker(PinningBroker):
         *,
         reason: str,
         requeue: bool,
+        policy_version: int | None = None,
     ) -> int:
         """See `Broker.nack`."""
-        num_rows = super().nack(name, consumer, lease_id, uids, reason=reason, requeue=requeue)
+        num_rows = super().nack(
+            name, consumer, lease_id, uids, reason=reason, requeue=requeue, policy_version=policy_version
+        )
         self._durable(name)
         return num_rows
 

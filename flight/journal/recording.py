@@ -125,13 +125,22 @@ class RecordingLedger(RepeatableLedger):
         *,
         reason: str,
         requeue: bool,
+        policy_version: int | None = None,
     ) -> int:
         """See `Ledger.nack`."""
-        num_rows = super().nack(name, consumer, lease_id, uids, reason=reason, requeue=requeue)
+        num_rows = super().nack(
+            name, consumer, lease_id, uids, reason=reason, requeue=requeue, policy_version=policy_version
+        )
         named = None if uids is None else list(uids)
         self._note(
             r.Nacked(
-                table=name, consumer=consumer, reason=reason, requeue=requeue, lease_id=lease_id, uids=named
+                table=name,
+                consumer=consumer,
+                reason=reason,
+                requeue=requeue,
+                lease_id=lease_id,
+                uids=named,
+                policy_version=policy_version,
             )
         )
         return num_rows

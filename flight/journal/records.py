@@ -112,6 +112,7 @@ class Nacked(Decision, tag="nack"):
     requeue: bool
     lease_id: str | None = None
     uids: list[str] | None = None
+    policy_version: int | None = None
 
 
 class Renewed(Decision, tag="renew"):

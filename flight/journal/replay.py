@@ -52,7 +52,13 @@ class ReplayingBroker(Broker):
             r.Planned: self._replay_plan,
             r.Acked: lambda d: self._ledger.ack(d.table, d.consumer, d.lease_id, d.uids, d.step),
             r.Nacked: lambda d: self._ledger.nack(
-                d.table, d.consumer, d.lease_id, d.uids, reason=d.reason, requeue=d.requeue
+                d.table,
+                d.consumer,
+                d.lease_id,
+                d.uids,
+                reason=d.reason,
+                requeue=d.requeue,
+                policy_version=d.policy_version,
             ),
             r.Renewed: lambda d: self._ledger.renew(d.table, d.consumer, d.lease_id, d.deadline),
             r.Sealed: lambda d: self._ledger.seal(d.table, d.expected_rows),

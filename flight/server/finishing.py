@@ -18,7 +18,13 @@ def finishing_actions(broker: Broker) -> dict[str, Callable[[Any], Any]]:
     return {
         "ack": lambda r: broker.ack(r.table, r.consumer, r.lease_id, r.uids, r.step),
         "nack": lambda r: broker.nack(
-            r.table, r.consumer, r.lease_id, r.uids, reason=r.reason, requeue=r.requeue
+            r.table,
+            r.consumer,
+            r.lease_id,
+            r.uids,
+            reason=r.reason,
+            requeue=r.requeue,
+            policy_version=r.policy_version,
         ),
         "renew": lambda r: broker.renew(r.table, r.consumer, r.lease_id, check_lease(r.lease_s)),
     }

@@ -21,9 +21,9 @@ from flight.schema import Column, ConsumerSpec, TableSpec
 from flight.staleness import StalenessGate
 from flight.state.cursor import Cursor
 from flight.state.evolution import evolve
+from flight.state.giving_back import GivingBack
 from flight.state.leases import Lease, Row, Unit
 from flight.state.plan_book import Plan, PlanOrder
-from flight.state.settlement import Settlement
 from flight.state.tally import Tally
 from flight.table import PutOutcome, TableState
 
@@ -51,7 +51,7 @@ class Taken:
     lease: Lease | None = None
 
 
-class Ledger(Settlement):
+class Ledger(GivingBack):
     """The verbs of rows, over tables that may be tied to one another. Not thread-safe."""
 
     def drop(self, name: str) -> list[str]:
@@ -185,21 +185,6 @@ class Ledger(Settlement):
         num_rows = self.table(name).ack(consumer, lease_id, uids)
         if step is not None:
             self.table(name).last_step[consumer] = step
-        self._settle(name)
-        return num_rows
-
-    def nack(
-        self,
-        name: str,
-        consumer: str,
-        lease_id: str | None,
-        uids: Sequence[str] | None,
-        *,
-        reason: str,
-        requeue: bool,
-    ) -> int:
-        """Give rows back or skip them; see `TableState.nack`."""
-        num_rows = self.table(name).nack(consumer, lease_id, uids, reason=reason, requeue=requeue)
         self._settle(name)
         return num_rows
 

@@ -72,6 +72,8 @@ class Settlement(Catalogue):
                 target, prompt.uid, can_come_again=event.kind in ("returned", "dead", "truncated", "lost")
             )
             if event.kind != "returned":
+                if gate is not None:
+                    gate.end(prompt.uid)
                 target.end.miss(prompt.uid, table.spec.tickets.rows_per_ticket - prompt.num_made)
 
     def _clear_group(self, target: TableState, group_id: str, *, can_come_again: bool) -> None:

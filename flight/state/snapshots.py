@@ -121,3 +121,5 @@ class GateSnapshot(msgspec.Struct, kw_only=True):
     completion_tokens: dict[str, dict[int, int]]
     counts: dict[str, int]
     tickets: list[TicketSnapshot]
+    begun: dict[str, int] = {}
+    """Version from which unfinished work was begun, by group."""

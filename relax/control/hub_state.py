@@ -41,6 +41,7 @@ from relax.control.messages import (
     copy_value,
     same_value,
 )
+from relax.control.scale import SCALE_PREFIX, scale_objection
 from relax.control.timings import AttentiveClock, ControlTimings
 
 MAX_ENTRIES = 1000
@@ -302,6 +303,8 @@ class HubState:
             return self._announcement_objection(value, role)
         if (key == PHASE_KEY or key.startswith(f"{PHASE_KEY}/")) and value not in (*PHASES, None):
             return f"control key {key!r}: the phase must be one of {', '.join(PHASES)}, got {value!r}"
+        if key.startswith(SCALE_PREFIX) and (reason := scale_objection(key, value)):
+            return reason
         if key not in self.entries and len(self.entries) >= MAX_ENTRIES:
             return (
                 f"control key {key!r}: there must be at most {MAX_ENTRIES} keys; set one to None to remove it"

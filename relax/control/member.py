@@ -103,7 +103,7 @@ class ControlMember:
 
     @property
     def phase(self) -> Phase:
-        """What this service should do: `stop` anywhere wins, then `phase/<role>`, then `phase`, then `run`.
+        """What this service should do: `stop` anywhere wins, then its own phase, its role's, `phase`, `run`.
 
         It is also `stop` while the hub is silent for longer than `hub_timeout_s`, and for good once another
         process has taken this member's place (`dismissal` says so) or the background thread has failed.

@@ -27,17 +27,19 @@ from relax.control.messages import (
     SetKey,
     Snapshot,
 )
+from relax.control.scale import member_phase_key
 from relax.control.timings import AttentiveClock, ControlTimings
 
 MAX_PENDING_DELTAS = 4096
 
 
-def effective_phase(entries: dict[str, Any], role: str) -> Phase:
-    """Return the phase of a role: `stop` anywhere wins, then `phase/<role>`, then `phase`, then `run`."""
+def effective_phase(entries: dict[str, Any], role: str, index: int | None = None) -> Phase:
+    """Return a member's phase: `stop` anywhere wins, then `phase/<role>/<index>`, `phase/<role>`, `phase`, `run`."""
     general, own = entries.get(PHASE_KEY), entries.get(f"{PHASE_KEY}/{role}")
-    if "stop" in (general, own):
+    alone = None if index is None else entries.get(member_phase_key(role, index))
+    if "stop" in (general, own, alone):
         return "stop"
-    phase = own or general or "run"
+    phase = alone or own or general or "run"
     return cast(Phase, phase) if phase in PHASES else "stop"
 
 
@@ -154,7 +156,7 @@ class MemberSession:
         """The phase of this member; `stop` when the hub is silent or another process took the place."""
         if self.hub_silent or self.dismissal:
             return "stop"
-        return effective_phase(self.replica.entries, self.identity.role)
+        return effective_phase(self.replica.entries, self.identity.role, self.identity.index)
 
     def ask(self, key: str, value: Any, now: float) -> int:
         """Queue a change of a key for the next tick and return the number of the request."""

@@ -15,18 +15,32 @@ from relax.records import reward_columns
 from relax.rewards.base import RewardInput
 from relax.rewards.config import RewardConfig
 from relax.rewards.scorer import Score
+from relax.rollout.continuing import chosen_samples
 from relax.rollout.engine import Completion
 
 
 @dataclass(kw_only=True)
 class Answers:
-    """What became of a lease of prompts: groups that are whole, and prompts that failed, by uid."""
+    """What became of a lease of prompts: whole groups, and of others by uid why they failed, or what there is."""
 
     rows: list[int] = field(default_factory=list)
     groups: list[list[Completion]] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    aborted: list[str] = field(default_factory=list)
+    aborted: dict[str, list[Completion]] = field(default_factory=dict)
+
+
+def enough_of(group: list[Completion], num_samples: int) -> tuple[list[Completion], list[Completion]]:
+    """Return (the group to be trained on, what is left over) of a group of which more may have been asked for.
+
+    The chosen ones are numbered anew from 0, so that a prompt that is answered twice gives the same uids. A group
+    that has too few finished ones comes back as it is.
+    """
+    chosen = chosen_samples(group, num_samples)
+    if len(group) <= num_samples or len(chosen) < num_samples:
+        return group, []
+    rest = [each for each in group if not any(each is one for one in chosen)]
+    return [replace(each, sample_index=number) for number, each in enumerate(chosen)], rest
 
 
 def reward_input(prompt: dict, completion: Completion) -> RewardInput:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,15 +26,25 @@ from modalities.media import MediaTable
 from modalities.packing import pack_list, unpack_present
 from modalities.registry import load_modalities
 from modalities.routing import routing_groups, routing_to_arrow
-from relax.control.messages import PolicyVersion
+from relax.control.scale import WORKERS_KEY
 from relax.data.media import TABLE, MediaReader
 from relax.errors import HopelessError
 from relax.models.spec import ThinkerSpec
 from relax.records import INSTANT, SAMPLE_COLUMNS
 from relax.rewards.scorer import Scorer
 from relax.roles.abort import abort_when_gone_back
-from relax.roles.answers import Answers, check_group, reward_input, score_columns, with_scores
+from relax.roles.adopting import EngineWeights
+from relax.roles.answers import (
+    Answers,
+    check_group,
+    enough_of,
+    reward_input,
+    score_columns,
+    with_scores,
+)
 from relax.roles.held_out import check_version, serve_held_out, with_version
+from relax.roles.interrupting import interrupted_when
+from relax.roles.partial import Begun, PartialRollouts
 from relax.roles.service import Service
 from relax.rollout.engine import Completion, GenerateRequest, RolloutEngine
 
@@ -68,6 +78,10 @@ class Stream:
     temperature: float
     policy_version: int | None = None
     """Weights that every token must be of; None: whatever the engine has."""
+    oversample: int = 0
+    """Completions asked for beyond `num_samples`."""
+    is_partial: bool = False
+    """Whether what is unfinished is interrupted at an update, and gone on with."""
 
 
 HELD_OUT = Stream(prompts="eval_prompts", rollouts="eval_rollouts", num_samples=1, temperature=0.0)
@@ -81,9 +95,10 @@ def run(service: Service) -> None:
         rollouts="rollouts",
         num_samples=config.group_size,
         temperature=config.rollout.temperature,
+        oversample=config.rollout.oversample,
+        is_partial=config.rollout.partial.enabled,
     )
     serves_held_out = not config.evaluation.num_workers
-    max_prompts = -(-config.prompts_per_step // config.rollout.num_workers)
     engine = make_engine(service)
     worker = RolloutWorker(service, engine, Scorer(config.rollout.reward))
     service.report(state="ready")
@@ -91,13 +106,14 @@ def run(service: Service) -> None:
         while not service.leaving:
             service.wait_while_paused()
             service.follow()
-            if not worker.adopt_newest():
+            if not worker.weights.adopt_newest():
                 continue
             if serves_held_out and serve_held_out(
                 worker, HELD_OUT, config.evaluation.max_prompts, deadline_s=0.0
             ):
                 continue
-            worker.serve(training, max_prompts, deadline_s=0.25)
+            num_workers = service.control.get(WORKERS_KEY, config.rollout.num_workers)
+            worker.serve(training, -(-config.prompts_per_step // num_workers), deadline_s=0.25)
     worker.close()
 
 
@@ -144,51 +160,14 @@ class RolloutWorker:
         )
         self._layer_groups = routing_groups(service.queue.describe("rollouts").columns_by_name)
         self._num_experts = ThinkerSpec.from_pretrained(service.model_dir).num_experts
+        self._partial = PartialRollouts(service, self._layer_groups, self._num_experts)
         self._refused_in_a_row = 0
-        self._adopted: tuple[int, int] = (0, 0)
-        """Incarnation and version of the engine's weights; it begins with those that the run began with."""
+        self.weights = EngineWeights(service, engine)
 
     def close(self) -> None:
         """End the engine and the reward's processes."""
         self._engine.close()
         self._scorer.close()
-
-    def adopt_newest(self) -> bool:
-        """Adopt the newest published weights of the present incarnation; return whether the engine has any.
-
-        After the run has gone back these are of a lower version than what the engine has.
-        """
-        control = self._service.control
-        newest = self._newest()
-        if newest is None:
-            control.wait_for(lambda: self._newest() is not None or self._is_called_away, deadline_s=1.0)
-            return False
-        return self._adopt(newest)
-
-    def adopt_version(self, version: int) -> bool:
-        """Adopt one published version of the present incarnation; return whether it is there still."""
-        course = self._service.course
-        path = self._service.run_dir / "weights" / course.snapshot_name(version)
-        return self._adopt(PolicyVersion(version, path, course.incarnation))
-
-    def _adopt(self, weights: PolicyVersion) -> bool:
-        """Adopt weights unless the engine has them; return whether it has them now."""
-        if (weights.incarnation, weights.version) != self._adopted:
-            try:
-                with self._service.clock.part("adopt"):
-                    self._engine.adopt(weights.path, weights.version)
-            except FileNotFoundError:  # replaced by a newer snapshot meanwhile
-                return False
-            self._adopted = weights.incarnation, weights.version
-        return True
-
-    def _newest(self) -> PolicyVersion | None:
-        newest = self._service.control.policy_version
-        return newest if newest and newest.incarnation == self._service.course.incarnation else None
-
-    @property
-    def _is_called_away(self) -> bool:
-        return self._service.leaving or self._service.has_gone_back
 
     def serve(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> bool:
         """Take prompts and answer them; return whether there were any. Blocks up to `deadline_s` for the first."""
@@ -197,6 +176,10 @@ class RolloutWorker:
             return False
         self.answer(stream, lease)
         return True
+
+    def adopt_version(self, version: int) -> bool:
+        """Adopt one published version; return whether it is there still."""
+        return self.weights.adopt_version(version)
 
     def take(self, stream: Stream, max_prompts: int, *, deadline_s: float) -> Lease:
         """Take prompts; blocks up to `deadline_s` for the first."""
@@ -211,26 +194,17 @@ class RolloutWorker:
                 deadline_s=deadline_s,
             )
             if lease.status == "outdated":
-                self._wait_for_version(lease.policy_version)
+                self.weights.wait_for(lease.policy_version)
         return lease
 
     def answer(self, stream: Stream, lease: Lease, *, policy_version: int | None = None) -> None:
         """Answer the prompts of a lease, with a version every token by its weights."""
         self._answer(replace(stream, policy_version=policy_version), lease)
-        self._service.put_times(self._engine.policy_version)
+        self._service.put_times(self._engine.policy_version, self._partial.report())
 
     def refuse(self, stream: Stream, lease: Lease, reason: str) -> None:
         """Refuse all prompts of a lease."""
-        self._put(stream, lease, Answers(failed=dict.fromkeys(lease.table["uid"].to_pylist(), reason)), 0.0)
-
-    def _wait_for_version(self, version: int) -> None:
-        """Wait a moment until the control plane has told of `version`."""
-
-        def is_known() -> bool:
-            newest = self._newest()
-            return newest is not None and newest.version >= version
-
-        self._service.control.wait_for(lambda: is_known() or self._is_called_away, deadline_s=1.0)
+        self._refuse(stream, lease, dict.fromkeys(lease.table["uid"].to_pylist(), reason), {})
 
     def _answer(self, stream: Stream, lease: Lease) -> None:
         """Generate, score and put all groups of a lease; ack what was put, skip what failed, return the rest.
@@ -238,9 +212,10 @@ class RolloutWorker:
         Nothing is put when the run has gone back meanwhile: its weights are not the run's any more.
         """
         service, prompts = self._service, lease.table
-        requests = self._requests(prompts, stream)
+        begun = self._partial.read(prompts, self._engine.policy_version) if stream.is_partial else {}
+        requests = self._requests(prompts, stream, begun)
         started = time.monotonic()
-        with service.clock.part("generate"):
+        with service.clock.part("generate"), self._interruptions(stream, lease):
             completions = self._engine.generate(requests)
         if service.has_gone_back:
             return
@@ -248,9 +223,27 @@ class RolloutWorker:
         with service.clock.part("score"):
             answers = self._scored(stream, lease, completions)
         with service.clock.part("put"):
-            self._put(stream, lease, answers, elapsed_s)
+            self._put(stream, lease, answers, elapsed_s, begun)
+            self._give_back(stream, lease, answers, begun)
         if stream.rollouts == "rollouts":
             self._check_refusals(answers)
+
+    @contextmanager
+    def _interruptions(self, stream: Stream, lease: Lease) -> Iterator[None]:
+        """Have generation inside the block interrupted when it should be."""
+        if not stream.is_partial:
+            yield
+            return
+
+        config = self._service.config
+        with interrupted_when(
+            self._engine,
+            lambda: self.weights.is_behind,
+            timeout_s=config.rollout.partial.straggler_timeout_s,
+            beat=lambda: self._renew(stream, lease),
+            beat_s=config.queue.lease_s / 4,
+        ):
+            yield
 
     def _check_refusals(self, answers: Answers) -> None:
         """Count refusals in a row.
@@ -265,7 +258,9 @@ class RolloutWorker:
                 f"one after another; the last: {list(answers.failed.values())[-1]}"
             )
 
-    def _put(self, stream: Stream, lease: Lease, answers: Answers, elapsed_s: float) -> None:
+    def _put(
+        self, stream: Stream, lease: Lease, answers: Answers, elapsed_s: float, begun: Mapping[str, Begun]
+    ) -> None:
         queue, clock = self._service.queue, self._service.clock
         if answers.rows:
             with clock.part("pack"):
@@ -273,8 +268,17 @@ class RolloutWorker:
                 rows = with_version(self._rows(chosen, answers, stream, elapsed_s), stream.policy_version)
             with clock.part("put"), _lease_may_be_lost():
                 queue.put(stream.rollouts, rows, writer="rollout")
+                self._partial.forget(begun, chosen["uid"].to_pylist())
                 queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
-        for uid, reason in answers.failed.items():
+        self._refuse(stream, lease, answers.failed, begun)
+
+    def _refuse(
+        self, stream: Stream, lease: Lease, reasons: Mapping[str, str], begun: Mapping[str, Begun]
+    ) -> None:
+        """Skip prompts for good, and say why."""
+        queue = self._service.queue
+        self._partial.forget(begun, reasons)
+        for uid, reason in reasons.items():
             self._service.put_row_error(uid, f"{stream.prompts} row {uid}", reason)
             with _lease_may_be_lost():
                 queue.nack(
@@ -285,14 +289,45 @@ class RolloutWorker:
                     reason=reason,
                     requeue=False,
                 )
-        if answers.aborted:
-            reason = "generation was aborted"
-            with _lease_may_be_lost():
-                queue.nack(
-                    stream.prompts, "rollout", lease_id=lease.lease_id, uids=answers.aborted, reason=reason
-                )
 
-    def _requests(self, prompts: pa.Table, stream: Stream) -> list[GenerateRequest]:
+    def _give_back(self, stream: Stream, lease: Lease, answers: Answers, begun: Mapping[str, Begun]) -> None:
+        """Give back the prompts of groups that were interrupted, with what there is of them as rows."""
+        groups, queue = answers.aborted, self._service.queue
+        if not groups:
+            return
+        if not stream.is_partial:
+            self._nack(stream, lease, list(groups), None)
+            return
+        newest = self.weights.newest()
+        version = self._engine.policy_version if newest is None else newest.version
+        verdicts = self._partial.judge(groups, begun, version)
+        try:
+            queue.renew(stream.prompts, "rollout", lease.lease_id, self._service.config.queue.lease_s)
+        except LeaseLostError as error:  # others have the prompts, with what was begun before
+            LOG.warning("lease lost", reason=str(error))
+            return
+        self._partial.keep(groups, begun, verdicts.kept)
+        for start in sorted(set(verdicts.kept.values())):
+            self._nack(stream, lease, [uid for uid, own in verdicts.kept.items() if own == start], start)
+        if verdicts.anew:
+            self._nack(stream, lease, list(verdicts.anew), version)
+        self._partial.forget(begun, [*verdicts.kept, *verdicts.anew])
+        self._refuse(stream, lease, verdicts.dropped, begun)
+
+    def _nack(self, stream: Stream, lease: Lease, uids: list[str], start_version: int | None) -> None:
+        with _lease_may_be_lost():
+            self._service.queue.nack(
+                stream.prompts,
+                "rollout",
+                lease_id=lease.lease_id,
+                uids=uids,
+                reason="generation was aborted",
+                policy_version=start_version,
+            )
+
+    def _requests(
+        self, prompts: pa.Table, stream: Stream, begun: Mapping[str, Begun]
+    ) -> list[GenerateRequest]:
         media = self._media.by_tower(prompts["media_ids"].to_pylist())
         tokens = unpack_present(prompts["prompt_token_ids"])
         return [
@@ -300,11 +335,13 @@ class RolloutWorker:
                 uid=uid,
                 token_ids=tokens[row],
                 media=media[row],
-                num_samples=stream.num_samples,
+                num_samples=stream.num_samples + stream.oversample,
                 seed=self._seed(uid),
                 max_new_tokens=self._service.config.rollout.max_new_tokens,
                 temperature=stream.temperature,
                 greedy=stream.temperature == 0,
+                begun=begun[uid].completions if uid in begun else (),
+                num_wanted=stream.num_samples if stream.oversample else 0,
             )
             for row, uid in enumerate(prompts["uid"].to_pylist())
         ]
@@ -320,9 +357,10 @@ class RolloutWorker:
         facts = lease.table.select(["uid", "modality", "prompt_text", "reference_answer"]).to_pylist()
         answers, samples = Answers(), []
         for row, prompt in enumerate(facts):
-            group = by_uid[prompt["uid"]]
+            group, surplus = enough_of(by_uid[prompt["uid"]], stream.num_samples)
+            self._partial.count_surplus(surplus)
             if any(completion.finish_reason == "abort" for completion in group):
-                answers.aborted.append(prompt["uid"])
+                answers.aborted[prompt["uid"]] = group
             elif reason := check_group(group, stream.num_samples) or check_version(
                 group, stream.policy_version
             ):

@@ -135,9 +135,9 @@ class Service:
             }
         )
 
-    def put_times(self, policy_version: int) -> None:
-        """Put what the clock counted since the last time."""
-        self.put_metrics(policy_version, policy_version, self.clock.report())
+    def put_times(self, policy_version: int, counts: Mapping[str, float] | None = None) -> None:
+        """Put what the clock counted since the last time, and counts of the role's own."""
+        self.put_metrics(policy_version, policy_version, self.clock.report() | dict(counts or {}))
 
     def put_row_error(self, uid: str, place: str, reason: str) -> None:
         """Count one refused row; the same uid counts once however often it is met."""

@@ -28,6 +28,7 @@ from relax.models.inputs import PromptInputs
 from relax.records import ACTOR_READS
 from relax.roles.given_columns import given_scores
 from relax.roles.groups import TAKE_DEADLINE_S, GroupCollector, Harvest
+from relax.roles.partial import older_tokens
 from relax.roles.service import Service
 from relax.train.batch import TrainBatch
 from relax.train.ranks import World
@@ -70,7 +71,12 @@ class TrainingBatches:
             self._routing_names = routing_names(columns, (self._layers[0], self._layers[-1] + 1))
         self._groups = GroupCollector(
             service,
-            [*ACTOR_READS, *config.served.actor_reads(), *(self._routing_names if world.size == 1 else ())],
+            [
+                *ACTOR_READS,
+                *config.served.actor_reads(),
+                *self._versions(),
+                *(self._routing_names if world.size == 1 else ()),
+            ],
             num_ranks=world.layout.data_parallel,
             waiting=self._wait,
         )
@@ -129,11 +135,15 @@ class TrainingBatches:
             routed_experts=self._routing(rows, own),
             rewards=rows["reward"].to_numpy().astype(np.float32),
             temperature=config.rollout.temperature,
-            stale_tokens=stale_tokens(rows),
+            stale_tokens=left_out(rows) if self._versions() else stale_tokens(rows),
             stale_policy="reweight" if config.staleness_policy == "reweight" else "mask",
             rows=own,
             given=given_scores(rows, policy_version, config.roles.max_proximal_lag),
         )
+
+    def _versions(self) -> list[str]:
+        """Return the column by which tokens of older policies are told, if they are left out."""
+        return ["token_policy_versions"] if self._service.config.rollout.partial.train_on == "newest" else []
 
     def _collect(self, policy_version: int) -> Harvest | None:
         """Wait while the phase is `pause`, then for rows; on rank 0."""
@@ -200,6 +210,13 @@ def stale_tokens(rows: pa.Table) -> list[np.ndarray] | None:
     if "stale_tokens" not in rows.column_names:
         return None
     return [np.array(row, bool) for row in rows["stale_tokens"].to_pylist()]
+
+
+def left_out(rows: pa.Table) -> list[np.ndarray]:
+    """Return which tokens of each row are not trained on: too old, or not of the newest policy of the row."""
+    older = older_tokens(rows)
+    stale = stale_tokens(rows)
+    return older if stale is None else [old | marked for old, marked in zip(older, stale, strict=True)]
 
 
 def _summary(harvest: Harvest | None) -> dict[str, Any]:

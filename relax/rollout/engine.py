@@ -36,6 +36,11 @@ class GenerateRequest:
     """Divides the logits; 0 means greedy."""
     greedy: bool = False
     """Take the likeliest token at each step."""
+    begun: Sequence[Completion] = ()
+    """What an earlier call has made of some samples: unfinished ones are gone on with under the present weights,
+    finished ones given back as they are; samples that are not named begin anew."""
+    num_wanted: int = 0
+    """Once so many samples have finished, those finished in `begun` included, the others are aborted; 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,11 @@ class Completion:
     error: str = ""
     """Why the request was refused; empty otherwise."""
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model has ended it, or its limit has."""
+        return self.finish_reason in ("stop", "length")
+
 
 class RolloutEngine(Protocol):
     """Generates completions under weights that can be replaced while it runs."""
@@ -75,6 +85,9 @@ class RolloutEngine(Protocol):
 
         A request that does not fit the model costs itself only: it yields a single completion with
         finish_reason "refused", no tokens, and the reason in `error`.
+
+        A completion that is gone on with comes back whole: its old tokens with their logprobs, versions and experts as
+        they were, and the new ones behind them. An engine that cannot go on with one begins it anew.
         """
         ...
 

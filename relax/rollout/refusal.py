@@ -7,6 +7,7 @@ import math
 from relax.models.errors import PromptError
 from relax.models.inputs import PromptInputs, check_prompt
 from relax.models.spec import ThinkerSpec
+from relax.rollout.continuing import refusal_of_begun
 from relax.rollout.engine import GenerateRequest
 
 
@@ -27,4 +28,4 @@ def refusal(request: GenerateRequest, spec: ThinkerSpec) -> str:
     total, limit = len(request.token_ids) + request.max_new_tokens, spec.max_positions
     if total > limit:
         return f"{where}: prompt and completion must be at most {limit} tokens together, got {total}"
-    return ""
+    return refusal_of_begun(request, spec.vocab_size)

@@ -22,9 +22,18 @@ from relax.data.chat import ChatTokenizer
 from relax.errors import ServiceError
 from relax.models.errors import SnapshotNotFoundError
 from relax.models.spec import ThinkerSpec
+from relax.rollout.early_stop import EarlyStop
 from relax.rollout.engine import Completion, GenerateRequest, refused
 from relax.rollout.routing import Router
-from relax.rollout.sglang_completion import Job, aborted, completions_of, jobs_of, one_refusal, refusal_of
+from relax.rollout.sglang_completion import (
+    Job,
+    aborted,
+    completions_of,
+    finished_before,
+    jobs_of,
+    one_refusal,
+    refusal_of,
+)
 from relax.rollout.sglang_config import SGLangConfig, checkpoint_dtype
 from relax.rollout.sglang_http import RequestRefusedError, ServerGoneError
 from relax.rollout.sglang_messages import Generated
@@ -105,13 +114,18 @@ class SGLangEngine:
         waiting = []
         for index, request in enumerate(requests):
             reason = refusal_of(request, self._spec)
-            groups.append([refused(request, reason)] if reason else [])
+            groups.append([refused(request, reason)] if reason else finished_before(request))
             if not reason:
                 jobs = jobs_of(request, self._spec, seeded=self._config.seeded, cache_key=self._cache_key())
-                waiting += [(index, self._requests.submit(self._run, job, mark)) for job in jobs]
-        for index, future in waiting:
-            groups[index] += future.result()
-        return [completion for group in groups for completion in one_refusal(group)]
+                stop = EarlyStop(request.num_wanted, len(groups[index]))
+                waiting += [(index, stop, self._requests.submit(self._run, job, mark, stop)) for job in jobs]
+        for index, stop, future in waiting:
+            groups[index] += stop.result(future)
+        return [
+            completion
+            for group in groups
+            for completion in sorted(one_refusal(group), key=lambda each: each.sample_index)
+        ]
 
     def adopt(self, snapshot_dir: Path | str, policy_version: int) -> None:
         """Replace the weights of every server; see the protocol. One that fails is fenced until it has caught up.
@@ -176,14 +190,17 @@ class SGLangEngine:
         self._requests.shutdown(wait=True, cancel_futures=True)
         self._updates.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: Job, mark: int) -> list[Completion]:
-        """Ask servers until one answers; an aborted round returns empty completions."""
+    def _run(self, job: Job, mark: int, stop: EarlyStop) -> list[Completion]:
+        """Ask servers until one answers; an aborted round, or group that has enough, returns what was there before."""
         for _ in range(MAX_SERVERS_LOST):
-            server = self._enter(job, mark)
+            server = None if stop.is_over else self._enter(job, mark)
             if server is None:
                 return aborted(job)
             try:
-                return self._ask(server, job)
+                with stop.asking(job.body.rid, server.client):
+                    made = self._ask(server, job)
+                stop.finished(sum(each.is_finished for each in made))
+                return made
             except RequestRefusedError as error:
                 return [refused(job.request, str(error))]
             except ServerGoneError as error:

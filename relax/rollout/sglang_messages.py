@@ -39,6 +39,8 @@ class GenerateBody(msgspec.Struct, omit_defaults=True, kw_only=True):
     audio_data: list[str] | None = None
     extra_key: str | None = None
     """Requests share cached prefixes only with those of the same key."""
+    rid: str | None = None
+    """Name by which it can be aborted; of bodies of one sample alone, as SGLang gives others names of its own."""
 
 
 class Span(msgspec.Struct):

@@ -1,10 +1,11 @@
 """Decoding for the embedded engine: prefill once a prompt, then one token a step for all samples together.
 
 A `Decoding` is a state machine without locks: `prefill()`, then `step()` until it returns False, then
-`completions()`. The caller decides when steps may run (`relax.rollout.step_gate`).
+`completions()`. The caller decides when steps may run (`relax.rollout.step_gate`). Completions that were begun before
+are run once more behind their prompts, as one piece, and then go on with the others.
 
 Shapes: B prompts, R samples ("rows") still decoding, T prompt tokens padded on the left, V vocabulary,
-L layers, K experts a token, S steps.
+L layers, K experts a token, S steps, C tokens of what was begun, padded on the left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transformers.cache_utils import DynamicCache
 from relax.models.batch import collate
 from relax.models.inputs import PromptInputs
 from relax.models.thinker import Embedded, Thinker, embed, language_model
+from relax.rollout.continuing import begun_by_sample, joined_routes, wanted
 from relax.rollout.engine import Completion, FinishReason, GenerateRequest
 
 
@@ -82,45 +84,37 @@ class Decoding:
         self._step_routes: np.ndarray | None = None
         self._prompt_routes: np.ndarray | None = None
         self._limits = np.repeat([request.max_new_tokens for request in requests], samples)
+        self._wanted = np.array([wanted(request) for request in requests])
         self._sampler = Sampler(requests, num_steps, thinker)
-        self._num_done_steps = 0
-        self._active = np.arange(num_rows)
+        self._is_done = np.zeros(num_rows, bool)
+        self._begun = self._take_up(requests)
+        self._active = np.flatnonzero(~(self._is_done | self._is_surplus(np.arange(num_rows))))
         """Row of `_tokens` for each row of the cache."""
 
     def prefill(self, policy_version: int) -> bool:
         """Run towers and language model over the prompts, sample first tokens; return whether steps remain."""
+        if not len(self._active):
+            return False
         embedded = embed(self._thinker, self._batch)
         self._cache = DynamicCache(config=self._thinker.text.config)
         hidden_BTH = language_model(self._thinker, embedded, self._batch.attention_mask_BT, self._cache)
         logits_BV = self._thinker.hf.lm_head(hidden_BTH[:, -1])
         self._prompt_routes = self._routing.take(len(self._requests))
-        rows = torch.from_numpy(self._prompt_of_row).to(self._thinker.device)
+        rows = torch.from_numpy(self._prompt_of_row[self._active]).to(self._thinker.device)
         self._cache.batch_select_indices(rows)
         self._next_position_R = embedded.next_position_B[rows]
         self._mask_RT = self._batch.attention_mask_BT[rows]
-        return self._sample(logits_BV.float()[rows], policy_version)
+        logits_RV = logits_BV.float()[rows]
+        if self._lengths[self._active].any():
+            logits_RV = self._run_begun(logits_RV)
+        return self._sample(logits_RV, policy_version)
 
     def step(self, policy_version: int) -> bool:
         """Run the last sampled tokens and sample the next ones; return whether further steps remain."""
-        step = self._num_done_steps - 1
-        device = self._thinker.device
-        tokens_R = torch.from_numpy(self._tokens[self._active, step].astype(np.int64)).to(device)
-        num_rows = len(self._active)
-        self._mask_RT = torch.cat((self._mask_RT, self._mask_RT.new_ones(num_rows, 1)), 1)
-        embedded = Embedded(
-            self._thinker.hf.get_input_embeddings()(tokens_R)[:, None],
-            (self._next_position_R + step)[None, :, None].expand(3, -1, -1),
-            self._next_position_R,
-            torch.zeros(num_rows, 1, dtype=torch.bool, device=device),
-            [],
-        )
-        hidden_R1H = language_model(self._thinker, embedded, self._mask_RT, self._cache)
-        routes = self._routing.take(num_rows)
-        if routes is not None:
-            if self._step_routes is None:
-                shape = (len(self._tokens), self._tokens.shape[1], *routes.shape[2:])
-                self._step_routes = np.zeros(shape, routes.dtype)
-            self._step_routes[self._active, step] = routes[:, 0]
+        steps_R = self._lengths[self._active] - 1
+        tokens_R1 = self._tokens[self._active, steps_R][:, None]
+        hidden_R1H = self._run(tokens_R1, np.ones_like(tokens_R1), steps_R[:, None])
+        self._keep_routes(np.arange(len(self._active)), steps_R)
         return self._sample(self._thinker.hf.lm_head(hidden_R1H[:, 0]).float(), policy_version)
 
     def completions(self, decode: Callable[[list[int]], str]) -> list[Completion]:
@@ -151,18 +145,86 @@ class Decoding:
             first_row += request.num_samples
         return made
 
+    def _take_up(self, requests: Sequence[GenerateRequest]) -> dict[int, Completion]:
+        """Fill in what was made before; return it by row."""
+        begun: dict[int, Completion] = {}
+        first_row = 0
+        for request in requests:
+            for sample, old in begun_by_sample(request).items():
+                row, length = first_row + sample, len(old.token_ids)
+                self._tokens[row, :length] = old.token_ids
+                self._logprobs[row, :length] = old.logprobs
+                self._versions[row, :length] = old.token_policy_versions
+                self._lengths[row] = length
+                self._is_done[row] = old.is_finished
+                self._reasons[row] = old.finish_reason
+                begun[row] = old
+            first_row += request.num_samples
+        return begun
+
+    def _run_begun(self, logits_RV: torch.Tensor) -> torch.Tensor:
+        """Run what was begun behind the prompts; return the logits of its last tokens, else of the prompts'."""
+        lengths_R = self._lengths[self._active]
+        longest = int(lengths_R.max())
+        places_RC = np.arange(longest) - (longest - lengths_R)[:, None]
+        mask_RC = (places_RC >= 0).astype(np.int64)
+        places_RC = places_RC.clip(min=0)
+        hidden_RCH = self._run(self._tokens[self._active[:, None], places_RC], mask_RC, places_RC)
+        self._keep_routes(np.flatnonzero(lengths_R), lengths_R - 1)
+        is_begun_R1 = torch.from_numpy(lengths_R > 0)[:, None].to(logits_RV.device)
+        return torch.where(is_begun_R1, self._thinker.hf.lm_head(hidden_RCH[:, -1]).float(), logits_RV)
+
+    def _run(self, tokens_RC: np.ndarray, mask_RC: np.ndarray, places_RC: np.ndarray) -> torch.Tensor:
+        """Run completion tokens of the active rows behind the cache; return the hidden states [R, C, H].
+
+        Args:
+            tokens_RC: As plain words, placeholders too.
+            mask_RC: 0 for padding.
+            places_RC: Of the tokens within their completions, from 0.
+        """
+        device = self._thinker.device
+        mask = torch.from_numpy(mask_RC).to(self._mask_RT)
+        self._mask_RT = torch.cat((self._mask_RT, mask), 1)
+        positions_RC = self._next_position_R[:, None] + torch.from_numpy(places_RC).to(device)
+        embedded = Embedded(
+            self._thinker.hf.get_input_embeddings()(torch.from_numpy(tokens_RC.astype(np.int64)).to(device)),
+            positions_RC[None].expand(3, -1, -1),
+            self._next_position_R,
+            torch.zeros(positions_RC.shape, dtype=torch.bool, device=device),
+            [],
+        )
+        return language_model(self._thinker, embedded, self._mask_RT, self._cache)
+
+    def _keep_routes(self, which: np.ndarray, places_R: np.ndarray) -> None:
+        """Keep the experts of the last token run, for the active rows `which`, at its place in their completions."""
+        routes = self._routing.take(len(self._active))
+        if routes is None:  # of a model without experts
+            return
+        if self._step_routes is None:
+            shape = (len(self._tokens), self._tokens.shape[1], *routes.shape[2:])
+            self._step_routes = np.zeros(shape, routes.dtype)
+        self._step_routes[self._active[which], places_R[which]] = routes[which, -1]
+
+    def _is_surplus(self, rows: np.ndarray) -> np.ndarray:
+        """Return which of these rows belong to prompts of which enough samples have finished."""
+        prompts = self._prompt_of_row
+        num_done = np.bincount(prompts[self._is_done], minlength=len(self._requests))
+        return (num_done >= self._wanted)[prompts[rows]]
+
     def _sample(self, logits_RV: torch.Tensor, policy_version: int) -> bool:
-        step, active = self._num_done_steps, self._active
-        tokens_R, logprobs_R = self._sampler.sample(logits_RV, active, step)
-        self._tokens[active, step] = tokens_R
-        self._logprobs[active, step] = logprobs_R
-        self._versions[active, step] = policy_version
-        self._lengths[active] = step + 1
-        self._num_done_steps += 1
+        active = self._active
+        steps_R = self._lengths[active]
+        tokens_R, logprobs_R = self._sampler.sample(logits_RV, active, steps_R)
+        self._tokens[active, steps_R] = tokens_R
+        self._logprobs[active, steps_R] = logprobs_R
+        self._versions[active, steps_R] = policy_version
+        self._lengths[active] = steps_R + 1
         stopped = np.isin(tokens_R, self._thinker.spec.eos_token_ids)
-        done = stopped | (self._limits[active] <= step + 1)
+        done = stopped | (self._limits[active] <= steps_R + 1)
         for row, by_token in zip(active[done].tolist(), stopped[done].tolist(), strict=True):
             self._reasons[row] = "stop" if by_token else "length"
+        self._is_done[active[done]] = True
+        done |= self._is_surplus(active)
         if done.all():
             return False
         if done.any():
@@ -178,9 +240,17 @@ class Decoding:
         self._next_position_R = self._next_position_R[index]
 
     def _routes(self, index: int, row: int, length: int) -> np.ndarray | None:
+        num_prompt_tokens = len(self._requests[index].token_ids)
+        old = self._begun.get(row)
+        if old is not None:
+            num_old = len(old.token_ids)
+            if length == num_old or self._step_routes is None:
+                return old.routed_experts
+            new = self._step_routes[row, num_old - 1 : length - 1]
+            return joined_routes(old.routed_experts, new, num_prompt_tokens, num_old)
         if self._prompt_routes is None or not length:
             return None
-        prompt = self._prompt_routes[index, -len(self._requests[index].token_ids) :]
+        prompt = self._prompt_routes[index, -num_prompt_tokens:]
         if self._step_routes is None or length == 1:
             return prompt
         return np.concatenate((prompt, self._step_routes[row, : length - 1]))
@@ -208,8 +278,10 @@ class Sampler:
             first_row += request.num_samples
         self._device = thinker.device
 
-    def sample(self, logits_RV: torch.Tensor, rows: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens int64 [R], logprobs float32 [R]) for `rows` of all samples at `step`.
+    def sample(
+        self, logits_RV: torch.Tensor, rows: np.ndarray, steps_R: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return (tokens int64 [R], logprobs float32 [R]) for `rows` of all samples, each at its own step.
 
         Logits that are not finite give a token of no meaning and a logprob that is not finite either.
         """
@@ -217,7 +289,9 @@ class Sampler:
         scaled_RV = logits_RV / self._temperature_R1[index].to(self._device)
         logprobs_RV = scaled_RV.log_softmax(-1)
         cumulative_RV = logprobs_RV.double().exp().cumsum(-1)
-        target_R1 = self._uniform_RS[index, step, None].to(self._device) * cumulative_RV[:, -1:]
+        target_R1 = (
+            self._uniform_RS[index, torch.from_numpy(steps_R), None].to(self._device) * cumulative_RV[:, -1:]
+        )
         # right=True: a token of probability 0 repeats its predecessor's sum and can never be drawn.
         drawn_R1 = torch.searchsorted(cumulative_RV, target_R1, right=True)
         tokens_R1 = drawn_R1.clamp_(max=logits_RV.shape[-1] - 1)

@@ -26,7 +26,9 @@ from relax.errors import ConfigError
 from relax.observe.recorder import RolloutRecorder
 
 DEFAULT_NAME = "omni_grpo"
-HALF_WRITTEN = (".*.partial", ".*.replaced", ".*.unfinished", "queue.uri", "queue.uri.tmp")
+CONTROL_URI = "control.uri"
+"""File with the address of the control hub, while a run goes on."""
+HALF_WRITTEN = (".*.partial", ".*.replaced", ".*.unfinished", "queue.uri", "queue.uri.tmp", CONTROL_URI)
 """What a killed service may leave behind, for `Path.rglob`; whole files never have such names."""
 
 
@@ -102,3 +104,13 @@ def _first_free(run_root: Path) -> Path:
             number += 1
         else:
             return run_dir
+
+
+@contextmanager
+def said(path: Path, text: str) -> Iterator[None]:
+    """Have a file with this text while the block runs."""
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

@@ -32,12 +32,13 @@ from relax.control.hub import ControlHub
 from relax.errors import ServiceError
 from relax.launch.local import Exited, LocalSupervisor
 from relax.roles.config import SERVABLE
-from relax.run.directory import complete_records, held
+from relax.run.directory import CONTROL_URI, complete_records, held, said
 from relax.run.evaluation import EvaluationRounds
 from relax.run.going_back import fence, first_course, next_course, resume_course, take_back
-from relax.run.history import ENDED, History
+from relax.run.history import ENDED, SCALED, History
 from relax.run.ledger import Ledger
 from relax.run.restarting import QUEUE, Hands, Restarter
+from relax.run.scaling import Scaling, ScalingHands
 from relax.run.security import RunSecurity
 from relax.run.services import Services
 from relax.run.snapshots import weights_home
@@ -189,17 +190,32 @@ class Driver:
         if self._resume is not None:
             self._watch.take_up()
             self._watch.go_back(course)
+        self._scaling = self._open_scaling(stack)
         self._is_open = True
         self._restarter.attend(self._queue)
         for name in self._services.names():
             self._services.start(name)
         self._until(self._all_joined, JOIN_DEADLINE_S, "every service to join the control plane")
 
+    def _open_scaling(self, stack: ExitStack) -> Scaling:
+        """Say where the control plane is, and follow what is wanted there."""
+        stack.enter_context(said(self._run_dir / CONTROL_URI, self._hub.uri))
+        print(f"control: {self._hub.uri}  (scale: python -m relax.run.scale --run {self._run_dir} rollout=N)")
+
+        def tell(text: str) -> None:
+            self._history.add(SCALED, text, step=self._watch.step)
+            self._watch.note(text)
+
+        hands = ScalingHands(running=self._supervisor.running, give_back=self._queue.void, tell=tell)
+        return Scaling(self._config, self._hub, self._services, hands)
+
     # ---- restarts ---------------------------------------------------------------------------------------------
 
     def _start_again(self, name: str) -> None:
         if name in self._supervisor.running() or name in self._finished:
             return
+        if name not in (QUEUE, *self._services.names()):
+            return  # nobody wants it any more
         if name == QUEUE:
             self._services.start_queue()
         else:
@@ -306,6 +322,8 @@ class Driver:
                 self._queue.drop_table(name)
 
     def _leave(self, role: str) -> None:
+        if role == "rollout":
+            self._scaling.end()
         self._expected_exits |= set(self._services.names(role))
         self._hub.set(f"phase/{role}", "drain")
 
@@ -336,6 +354,7 @@ class Driver:
             raise ServiceError(reason)
         if self._is_open:
             self._restarter.tick()
+            self._scaling.tick()
             self._restarter.collect(self._watch)
         time.sleep(TICK_S)
 
@@ -346,6 +365,8 @@ class Driver:
         """
         reason = ""
         for gone in sorted(self._supervisor.poll(), key=lambda gone: gone.returncode >= 0):
+            if self._is_open and self._scaling.has_left(gone.name):
+                continue
             if self._is_wanted(gone):
                 self._finished.add(gone.name)
             elif not reason:

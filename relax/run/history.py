@@ -16,12 +16,13 @@ from typing import Any
 from relax.durable import append_whole, is_full
 
 FILE = "history.jsonl"
-STARTED, RESUMED, RESTARTED, HUNG, WENT_BACK, ENDED = (
+STARTED, RESUMED, RESTARTED, HUNG, WENT_BACK, SCALED, ENDED = (
     "started",
     "resumed",
     "restarted",
     "hung",
     "went_back",
+    "scaled",
     "ended",
 )
 

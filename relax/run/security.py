@@ -2,9 +2,10 @@
 
     <run_dir>/security/          see `flight.security.keys` and `relax.control.curve`
       server/                    of the queue and the control hub
-      driver/ preprocess/ rollout/ actor/ recorder/ viewer/
+      driver/ preprocess/ rollout/ actor/ ... recorder/ operator/ viewer/
 
-Each principal may do to each table what its role does; `viewer` is for people who look into the run.
+Each principal may do to each table what its role does; `viewer` is for people who look into the run, `operator` for
+those who change how many services it has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from flight.security.access import ALL_TABLES, Role
 from relax.config import RunConfig
+from relax.control.scale import OPERATOR
+from relax.partial_records import PARTIAL_TABLE
 from relax.roles.config import SERVABLE
 
 DIRECTORY = "security"
@@ -40,6 +43,7 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
         "eval_prompts": ["consume"],
         "rollouts": ["produce"],
         "eval_rollouts": ["produce"],
+        PARTIAL_TABLE: ["produce", "consume", "read"],
         **REPORTS,
     },
     "actor": {"media": ["read"], "rollouts": ["read", "consume", "produce"], ALL_TABLES: ["keep"], **REPORTS},
@@ -52,6 +56,7 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
     },
     **{role: {"media": ["read"], "rollouts": ["consume", "produce", "read"], **REPORTS} for role in SERVABLE},
     "recorder": {"media": ["consume"], "rollouts": ["consume"], **REPORTS},
+    OPERATOR: {},
     VIEWER: {ALL_TABLES: ["read"]},
 }
 """Roles by principal and table."""
@@ -120,7 +125,8 @@ def _make_keys(directory: Path) -> None:
         return
     shutil.rmtree(directory, ignore_errors=True)
     wanted = [
-        Wanted(name=name, grants=tables, shares_memory=name != VIEWER) for name, tables in GRANTS.items()
+        Wanted(name=name, grants=tables, shares_memory=name not in (OPERATOR, VIEWER))
+        for name, tables in GRANTS.items()
     ]
     make_keys(directory, wanted, hosts=HOSTS, valid_days=VALID_DAYS)
     make_curve_keys(directory, [name for name in GRANTS if name not in ("driver", VIEWER)])

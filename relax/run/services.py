@@ -48,9 +48,10 @@ class Services:
         self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
         self.queue_uri = config.queue.uri or ""
         """Where the queue listens; '' until it does."""
+        self._indices = {role: set(range(count)) for role, count in self.counts().items()}
 
     def counts(self) -> dict[str, int]:
-        """Return how many services each role has, in the order of their start."""
+        """Return how many services each role begins with, in the order of their start."""
         return {
             "actor": self._config.actor.num_procs,
             **dict.fromkeys(self._config.roles.services, 1),
@@ -62,8 +63,19 @@ class Services:
 
     def names(self, *roles: str) -> list[str]:
         """Return the services of some roles, of all by default."""
-        counts = self.counts()
-        return [f"{role}-{index}" for role in roles or counts for index in range(counts[role])]
+        return [f"{role}-{index}" for role in roles or self._indices for index in sorted(self._indices[role])]
+
+    def indices(self, role: str) -> set[int]:
+        """Return the numbers of a role's services, those that are about to leave included."""
+        return set(self._indices[role])
+
+    def add(self, role: str, index: int) -> None:
+        """Have another service of a role; it is not started."""
+        self._indices[role].add(index)
+
+    def remove(self, role: str, index: int) -> None:
+        """Have a service no more; it has ended."""
+        self._indices[role].discard(index)
 
     def start_queue(self) -> None:
         """Start the queue's server; at its old address if it had one."""

@@ -21,6 +21,7 @@ from modalities.sources import read_bytes
 from relax.config import RunConfig
 from relax.control.course import Course
 from relax.control.hub import ControlHub
+from relax.control.scale import OPERATOR
 from relax.data.sources import base_dir_of
 from relax.observe.metrics import MetricsWriter
 from relax.observe.progress import ModalityReward, ProgressDisplay, ProgressState
@@ -258,7 +259,11 @@ class RunWatch:
                 max_staleness=config.max_staleness,
                 rows_per_version=rows_per_version,
                 rows_waiting=self._waiting,
-                roles={name: member.state for name, member in self._hub.members().items()},
+                roles={
+                    name: member.state
+                    for name, member in self._hub.members().items()
+                    if member.role != OPERATOR
+                },
                 num_row_errors=len(self._row_errors),
                 note=self._note,
             )

@@ -130,6 +130,8 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         reward_labels=config.rollout.reward.labels,
         num_reward_readers=config.data.num_workers if config.data.curriculum.enabled else 0,
         served=config.served,
+        max_continuations=config.rollout.partial.max_continuations if config.rollout.partial.enabled else 0,
+        num_samples=config.group_size + config.rollout.oversample,
     )
     media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:

@@ -289,14 +289,14 @@ def test_worker_adopts_the_version_that_the_run_went_back_to(service, hub):
     with ControlMember(hub.uri, "actor", 0) as actor:
         actor.announce_policy_version(5, "/w/5")
         service.control.wait_for(lambda: service.control.policy_version is not None, 5.0)
-        assert worker.adopt_newest()
+        assert worker.weights.adopt_newest()
         hub.set(COURSE_KEY, Course(1, 3).to_value())
         assert service.control.wait_for(lambda: service.has_gone_back, 5.0)
         service.follow()
-        assert not worker.adopt_newest()
+        assert not worker.weights.adopt_newest()
         actor.announce_policy_version(3, "/w/3-1", incarnation=1)
         service.control.wait_for(lambda: service.control.policy_version.incarnation == 1, 5.0)
-        assert worker.adopt_newest()
+        assert worker.weights.adopt_newest()
     assert worker._engine.policy_version == 3
 
 
@@ -351,7 +351,7 @@ def test_held_out_prompts_are_answered_by_the_version_that_they_ask_for(service,
     with ControlMember(hub.uri, "actor", 0) as actor:
         actor.announce_policy_version(9, service.run_dir / "weights" / "000009")
         assert service.control.wait_for(lambda: service.control.policy_version is not None, 5.0)
-        assert worker.adopt_newest()
+        assert worker.weights.adopt_newest()
         put_prompts(service, 2, table="eval_prompts", prefix="eval2", version=4)
         put_prompts(service, 2, table="eval_prompts", prefix="eval1", version=2)
         assert serve_held_out(worker, HELD_OUT, 8, deadline_s=5.0)
@@ -360,7 +360,7 @@ def test_held_out_prompts_are_answered_by_the_version_that_they_ask_for(service,
         rows = service.queue.read("eval_rollouts").select(["group_id", *names]).to_pylist()
         asked = {row["group_id"]: {str(row[name]) for name in names[:3]} for row in rows}
         assert asked == {"eval1-0": {"2"}, "eval1-1": {"2"}, "eval2-0": {"4"}, "eval2-1": {"4"}}
-        assert worker.adopt_newest()
+        assert worker.weights.adopt_newest()
     assert engine.policy_version == 9
     assert errors_of(service) == []
 

@@ -320,3 +320,52 @@ def test_dropping_a_table_returns_its_tickets():
     ask(ledger, 0)
     ledger.drop("prompts")
     assert ledger.gates["rollouts"].outstanding == 0
+
+
+def test_work_that_is_gone_on_with_counts_from_the_version_that_it_was_begun_from():
+    """K = 1: what was begun under version 0 and given back is due with version 1, whoever goes on with it."""
+    ledger = with_prompts(1)
+    taken = ask(ledger, 0)
+    assert uids(taken) == ["p0", "p1", "p2", "p3"]
+    lease_id = taken.lease.lease_id
+    for uid in ("p0", "p1"):
+        put_rollouts(ledger, uid, 0)
+    ledger.ack("prompts", "rollout", lease_id, ["p0", "p1"])
+    assert train_and_ack(ledger) == ["p0/0", "p0/1", "p1/0", "p1/1"]
+    ledger.announce("rollouts", 1)
+    ledger.nack("prompts", "rollout", lease_id, ["p2", "p3"], reason="update", requeue=True, policy_version=0)
+    again = ask(ledger, 1)
+    assert uids(again) == ["p2", "p3", "p4", "p5"]
+    gate = ledger.gates["rollouts"]
+    assert gate.in_flight == {0: 4, 1: 4}
+    for uid in ("p4", "p5"):
+        put_rollouts(ledger, uid, 1)
+    assert train(ledger) is None
+    for uid in ("p2", "p3"):
+        put_rollouts(ledger, uid, 0)
+    ledger.ack("prompts", "rollout", again.lease.lease_id, None)
+    assert train_and_ack(ledger) == ["p2/0", "p2/1", "p3/0", "p3/1"]
+    assert gate.capture().begun == {}
+
+
+def test_work_that_was_begun_outlives_the_server():
+    """The books know it after a restore."""
+    ledger = with_prompts(1)
+    taken = ask(ledger, 0, 1)
+    ledger.nack(
+        "prompts", "rollout", taken.lease.lease_id, ["p0"], reason="update", requeue=True, policy_version=0
+    )
+    ledger.announce("rollouts", 1)
+    gate = ledger.gates["rollouts"]
+    gate.restore(gate.capture())
+    ask(ledger, 1, 1)
+    assert gate.in_flight == {0: 2}
+
+
+@pytest.mark.parametrize(("uids_given", "requeue"), [(None, True), (["p0"], False)])
+def test_version_of_work_is_refused_where_nothing_is_gone_on_with(uids_given, requeue):
+    """Rows that are skipped, or not named."""
+    ledger = with_prompts(1)
+    lease_id = ask(ledger, 0, 1).lease.lease_id
+    with pytest.raises(InvalidRequestError, match="policy_version must be of rows with tickets"):
+        ledger.nack("prompts", "rollout", lease_id, uids_given, reason="", requeue=requeue, policy_version=0)

@@ -25,6 +25,7 @@ from tests.kit.journals import (
     plain_spec,
     state_of,
 )
+from tests.kit.queues import prompts_spec, rollouts_spec
 
 FIVE = TakeRequest(consumer="reader", max_rows=5, lease_s=60.0)
 
@@ -301,3 +302,27 @@ def test_config_refuses_what_cannot_work():
     """Limits are checked when they are read, not when the disk is full."""
     with pytest.raises(InvalidRequestError, match="limit_bytes must be at least 16777216, got 5"):
         JournalConfig(directory="d", limit_bytes=5)
+
+
+@pytest.mark.parametrize("is_condensed", [False, True])
+def test_version_of_work_that_is_gone_on_with_outlives_the_server(tmp_path, is_condensed):
+    """Read from the log, and from a checkpoint: the next ticket counts from where the work was begun."""
+    broker = open_journal(tmp_path / "live")
+    for spec in (rollouts_spec(1), prompts_spec()):
+        broker.create_table(spec, exist_ok=False)
+    broker.put("prompts", pa.RecordBatch.from_pydict({"uid": ["p0"], "text": ["?"]}), "", NOW)
+    request = TakeRequest(consumer="rollout", max_rows=1, policy_version=0)
+    lease_id = broker.take("prompts", request, None, NOW).lease_id
+    broker.announce("rollouts", 1)
+    broker.nack("prompts", "rollout", lease_id, ["p0"], reason="update", requeue=True, policy_version=0)
+    if is_condensed:
+        broker.checkpoint()
+    broker.flush()
+    path = crashed(tmp_path / "live", tmp_path / "dead")
+    broker.close()
+    again = open_journal(path)
+    again.take("prompts", TakeRequest(consumer="rollout", max_rows=1, policy_version=1), None, NOW)
+    gate = state_of(again)["rollouts"]["gate"]
+    assert gate["begun"] == {"p0": 0}
+    assert gate["tickets"] == [{"group_id": "p0", "num_rows": 2, "version": 0}]
+    again.close()

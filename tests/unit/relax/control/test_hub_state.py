@@ -226,6 +226,22 @@ def test_phase_keys_take_only_phases(key):
     assert isinstance(state.handle(LocalSet(key, "drain"), 0.0)[0], Publish)
 
 
+def test_scale_keys_take_only_numbers_of_rollout_services():
+    """None takes the wish back."""
+    state = HubState(TIMINGS)
+    for value in (0, 1001, True, 2.0, "2"):
+        assert state.handle(LocalSet("scale/rollout", value), 0.0) == [
+            Refuse(
+                f"control key 'scale/rollout': the number of services must be from 1 to 1000, got {value!r}"
+            )
+        ]
+    assert state.handle(LocalSet("scale/actor", 2), 0.0) == [
+        Refuse("control key 'scale/actor': the role must be rollout, got 'actor'")
+    ]
+    for number in (2, None):
+        assert isinstance(state.handle(LocalSet("scale/rollout", number), 0.0)[0], Publish)
+
+
 @pytest.mark.parametrize(("key", "value"), [("", 1), ("k" * 201, 1), ("k", object()), ("k", "x" * 70_000)])
 def test_set_refuses_impossible_keys_and_values(key, value):
     """Nothing that could not be sent enters the state."""

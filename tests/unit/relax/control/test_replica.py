@@ -162,11 +162,14 @@ def test_any_loss_and_reorder_ends_equal_after_heartbeats(script, data):
         ({"phase": "stop", "phase/rollout": "run"}, "stop"),
         ({"phase": "run", "phase/rollout": "stop"}, "stop"),
         ({"phase": "a later release's"}, "stop"),
+        ({"phase/rollout": "run", "phase/rollout/1": "drain"}, "drain"),
+        ({"phase": "pause", "phase/rollout/2": "drain"}, "pause"),
+        ({"phase/rollout/1": "run", "phase": "stop"}, "stop"),
     ],
 )
 def test_phase_of_a_role_overrides_the_general_one_and_stop_wins(entries, phase):
     """The precedence table."""
-    assert effective_phase(entries, "rollout") == phase
+    assert effective_phase(entries, "rollout", 1) == phase
 
 
 def test_session_joins_only_when_its_subscription_is_proved():

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from relax.roles.answers import check_group
+from relax.roles.answers import check_group, enough_of
 from relax.rollout.engine import Completion
 
 
@@ -57,3 +57,25 @@ def test_check_group_accepts_a_whole_group():
 def test_check_group_says_what_is_wrong(group, reason):
     """The first fault, with the sample it is in."""
     assert check_group(group, 2) == reason
+
+
+def test_enough_of_a_group_are_those_that_have_finished():
+    """Numbered anew, so that a prompt that is answered twice gives the same uids; the rest is left over."""
+    group = [
+        completion(0, finish_reason="abort"),
+        completion(1),
+        completion(2, finish_reason="length"),
+        completion(3),
+    ]
+    chosen, rest = enough_of(group, 2)
+    assert [(each.sample_index, each.finish_reason) for each in chosen] == [(0, "stop"), (1, "length")]
+    assert [each.sample_index for each in rest] == [0, 3]
+
+
+@pytest.mark.parametrize("reasons", [("abort", "stop", "abort"), ("stop", "stop"), ("refused",)])
+def test_group_that_has_not_enough_or_no_more_comes_back_as_it_is(reasons):
+    """It is for others to say what becomes of it."""
+    group = [completion(index, finish_reason=reason) for index, reason in enumerate(reasons)]
+    chosen, rest = enough_of(group, 2)
+    assert chosen is group
+    assert rest == []

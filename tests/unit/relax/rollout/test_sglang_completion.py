@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from relax.errors import ServiceError
 from relax.models.spec import ThinkerSpec
-from relax.rollout.engine import GenerateRequest
+from relax.rollout.engine import Completion, GenerateRequest
 from relax.rollout.sglang_completion import aborted, completions_of, jobs_of, one_refusal, refusal_of
 from relax.rollout.sglang_messages import Finish, Generated, MetaInfo
 
@@ -73,10 +74,64 @@ def test_a_group_is_one_body_and_seeds_make_one_for_each_sample(spec) -> None:
     assert (job.num_samples, job.body.sampling_params.stop_token_ids) == (3, spec.eos_token_ids)
     seeded = jobs_of(request, spec, seeded=True)
     seeds = [each.body.sampling_params.sampling_seed for each in seeded]
-    assert [each.first_sample for each in seeded] == [0, 1, 2]
+    assert [each.samples for each in seeded] == [[0], [1], [2]]
     assert len(set(seeds)) == 3
     assert seeds == [each.body.sampling_params.sampling_seed for each in jobs_of(request, spec, seeded=True)]
     assert all(0 <= seed < 1 << 31 for seed in seeds)
+
+
+def _begun(**changes) -> Completion:
+    """Return a sample of `_request()` of which two tokens are there."""
+    old = Completion(
+        uid="r",
+        sample_index=1,
+        token_ids=np.array([7, 8], np.int32),
+        logprobs=np.array([-1.0, -2.0], np.float32),
+        token_policy_versions=np.array([0, 0], np.int32),
+        routed_experts=None,
+        finish_reason="abort",
+        text="",
+    )
+    return replace(old, **changes)
+
+
+def test_samples_that_were_begun_have_bodies_of_their_own(spec) -> None:
+    """With the rest of their limit; finished ones have none, nor do those with a placeholder go on."""
+    request = _request(num_samples=4, max_new_tokens=9, begun=[_begun()])
+    going_on, fresh = jobs_of(request, spec)
+    assert (going_on.samples, going_on.body.input_ids) == ([1], [1, 2, 3, 7, 8])
+    assert going_on.body.sampling_params.max_new_tokens == 7
+    assert (fresh.samples, fresh.num_samples, fresh.body.rid) == ([0, 2, 3], 3, None)
+    alone = jobs_of(replace(request, num_wanted=2), spec)
+    assert [each.samples for each in alone] == [[1], [0], [2], [3]]
+    assert len({each.body.rid for each in alone}) == 4
+    finished = replace(request, begun=[_begun(finish_reason="stop")], num_samples=2)
+    assert [each.samples for each in jobs_of(finished, spec)] == [[0]]
+    assert (
+        jobs_of(replace(finished, num_samples=1, begun=[_begun(sample_index=0, finish_reason="stop")]), spec)
+        == []
+    )
+    pad = _begun(token_ids=np.array([7, spec.image_token_id], np.int32))
+    assert [each.samples for each in jobs_of(replace(request, begun=[pad]), spec)] == [[0, 1, 2, 3]]
+    assert aborted(going_on) == [going_on.begun]
+
+
+def test_what_is_gone_on_with_comes_back_whole(spec) -> None:
+    """Old tokens with what was recorded of them, new ones behind; experts from the last old token on are new."""
+    old_routes = np.full((4, spec.num_layers, spec.top_k), 3, np.uint8)
+    (job,) = jobs_of(_request(num_samples=2, begun=[_begun(routed_experts=old_routes)]), spec)[:1]
+    routes = np.zeros((6, spec.num_layers, spec.top_k), "<i4")
+    text = base64.b64encode(routes.tobytes()).decode()
+    answer = _answer(prompt_tokens=5, routed_experts=text)
+    (made,) = completions_of(job, [answer], spec, lambda ids: str(ids), "here")
+    assert (made.sample_index, made.text) == (1, "[7, 8, 7, 8]")
+    assert made.logprobs.tolist() == [-1.0, -2.0, -1.0, -2.0]
+    assert made.token_policy_versions.tolist() == [0, 0, 1, 1]
+    assert made.routed_experts is not None
+    assert made.routed_experts[:, 0, 0].tolist() == [3, 3, 3, 3, 0, 0]
+    nothing = _answer(prompt_tokens=5, output_ids=[], output_token_logprobs=[], finish_reason=Finish("abort"))
+    (made,) = completions_of(job, [nothing], spec, lambda ids: str(ids), "here")
+    assert (made.token_ids.tolist(), made.finish_reason) == ([7, 8], "abort")
 
 
 def _answer(**changes) -> Generated:
