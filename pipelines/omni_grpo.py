@@ -57,7 +57,7 @@ def main(
     except RelaxError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-    _show(outcome)
+    show(outcome)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -126,7 +126,8 @@ def _step(what: str, words: list[object]) -> None:
         raise ServiceError(f"{what}: making it must succeed, got exit code {done.returncode}; see above")
 
 
-def _show(outcome: Outcome) -> None:
+def show(outcome: Outcome) -> None:
+    """Print the rows that were refused, the rewards of the last evaluation, and how the run ended."""
     if outcome.row_errors is not None and outcome.row_errors.num_rows:
         _show_row_errors(outcome.row_errors)
     for modality, reward in outcome.rewards.items():

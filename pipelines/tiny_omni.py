@@ -69,15 +69,27 @@ def make(out: Path, sources: Sequence[SourceConfig], seed: int, warm_up: WarmUpC
         WiringError: `out` holds something that this program has not made.
         RelaxError: a source is missing, or they have no usable question.
     """
+    from relax.models.warm_up import questions_of
+
+    rows = (row for source in sources for row in Manifest(source))
+    questions = questions_of(row for row in rows if isinstance(row, Record))
+    return make_from(out, questions, seed, warm_up)
+
+
+def make_from(out: Path, questions: list[Question], seed: int, warm_up: WarmUpConfig | None = None) -> str:
+    """Make the model that answers these questions unless `out` has it, and return one line about it.
+
+    Raises:
+        WiringError: `out` holds something that this program has not made.
+        RelaxError: there is no usable question.
+    """
     started = time.monotonic()
     import torch
 
-    from relax.models.warm_up import WarmUpConfig, questions_of
+    from relax.models.warm_up import WarmUpConfig
 
     torch.set_num_threads(1)  # the tensors are too small to share
     steps = warm_up or WarmUpConfig()
-    rows = (row for source in sources for row in Manifest(source))
-    questions = questions_of(row for row in rows if isinstance(row, Record))
     stamp = _stamp(seed, questions, steps)
     found = _read_stamp(out)
     if found == stamp:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from modalities.base import MediaLimits
+from relax.agents.config import AgentConfig
 from relax.algorithms.combinations import check_staleness
 from relax.algorithms.config import KEPT_BY_PRESETS, AlgorithmConfig
 from relax.data.config import DataConfig
@@ -39,7 +40,7 @@ PRESETS = Path(__file__).resolve().parents[1] / "conf" / "algorithm"
 MODEL_PRESETS = PRESETS.parent / "model"
 """Where the files are that `model=NAME` stands for."""
 PRESET_WORDS = ("algorithm=", "algorithm.preset=", "model=", "model.preset=")
-NAMED_BY_USERS = ("data.sources", "data.eval", "data.fields")
+NAMED_BY_USERS = ("data.sources", "data.eval", "data.fields", "rollout.agent.options")
 """Keys whose own keys are names that users choose; they are checked where they are read."""
 
 
@@ -116,6 +117,8 @@ class RolloutConfig:
     """Sampling temperature of training rollouts; evaluation is greedy."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """How completions are scored; `reward: NAME` stands for one part of that name."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Episodes of several turns with an environment, or with an agent program of yours."""
     num_threads: int = 1
     """CPU threads of each service."""
     oversample: int = 0
@@ -124,6 +127,19 @@ class RolloutConfig:
     """Interruption of rollouts at an update."""
     layers_per_column: int = 0
     """Layers whose routes share a column, so that a stage of a pipeline reads only those of its own layers; 0: all."""
+
+    def check_agent(self, services: Sequence[str]) -> None:
+        """Refuse what episodes of several turns cannot be combined with yet."""
+        others = {
+            "rollout.partial.enabled": self.partial.enabled,
+            "rollout.oversample": self.oversample > 0,
+            f"roles.{services[0]}=service" if services else "roles": bool(services),
+        }
+        for key, is_asked in others.items():
+            if self.agent.is_on and is_asked:
+                raise ConfigError(
+                    f"rollout.agent: must be off with {key}, got both; episodes are made as a whole"
+                )
 
 
 @dataclass(kw_only=True)
@@ -317,6 +333,7 @@ class RunConfig:
             )
         check_roles(self.roles, self.algorithm, self.staleness_policy)
         check_partial(self.rollout.partial, self.max_staleness, self.staleness_policy)
+        self.rollout.check_agent(self.roles.services)
         if not self.rollout.temperature > 0:
             raise ConfigError(f"rollout.temperature: must be above 0, got {self.rollout.temperature}")
         if self.name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):

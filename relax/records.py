@@ -125,6 +125,23 @@ def reward_columns(labels: Iterable[str]) -> tuple[Column, ...]:
     return tuple(replace(column, nullable=True) for column in _columns("rollout", *parts, error))
 
 
+AGENT_COLUMNS = tuple(
+    replace(column, nullable=True)
+    for column in _columns(
+        "rollout",
+        (
+            "loss_mask",
+            pa.list_(pa.bool_()),
+            "tokens that the policy sampled; false for those that it observed, which nothing is trained on",
+            "",
+            "[num_completion_tokens]",
+        ),
+        ("num_turns", pa.int32(), "turns that the policy took"),
+    )
+)
+"""Columns that rollouts of agents have besides; a completion is then all that follows the first prompt, answers and
+observations, and `media_ids` are those of both."""
+
 TRAINED_COLUMNS = _columns(
     "actor",
     ("advantages", PER_TOKEN, "advantage that weighted each token", "", "[num_completion_tokens]"),
@@ -226,6 +243,7 @@ class RunShape:
     served: what roles that are services add.
     max_continuations: interruptions of a rollout; 0: none is ever interrupted. num_samples: completions asked for of a
         prompt; 0: group_size.
+    agents: rollouts are episodes of several turns.
     """
 
     prompts_per_step: int
@@ -241,6 +259,7 @@ class RunShape:
     served: ServedColumns = field(default_factory=ServedColumns)
     max_continuations: int = 0
     num_samples: int = 0
+    agents: bool = False
 
     @property
     def rows_per_version(self) -> int:
@@ -257,7 +276,7 @@ def table_specs(
 ) -> dict[str, TableSpec]:
     """Return the specification of every table of a run, by name; one that others refer to comes before them."""
     routing_names = tuple(column.name for column in routing_columns)
-    rewards = reward_columns(shape.reward_labels)
+    rewards = (*reward_columns(shape.reward_labels), *(AGENT_COLUMNS if shape.agents else ()))
     reward_names = tuple(column.name for column in rewards)
     sample_columns = (*SAMPLE_COLUMNS, *rewards, *routing_columns)
     recorder = ConsumerSpec(name="recorder", columns=MEDIA_FACTS)
@@ -335,7 +354,14 @@ def _rollouts(
         columns=(*sample_columns, *TRAINED_COLUMNS, *served.columns()),
         consumers=(
             ConsumerSpec(
-                name="actor", columns=(*ACTOR_READS, *routing_names, *served.actor_reads()), sampler="groups"
+                name="actor",
+                columns=(
+                    *ACTOR_READS,
+                    *(["loss_mask"] if shape.agents else ()),
+                    *routing_names,
+                    *served.actor_reads(),
+                ),
+                sampler="groups",
             ),
             ConsumerSpec(
                 name="recorder", columns=(*RECORDED, *reward_names, *routing_names, *served.names())

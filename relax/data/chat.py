@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -61,14 +61,21 @@ class ChatTokenizer:
         """Return the id of one token, None if the vocabulary lacks it."""
         return self._tokenizer.token_to_id(token)
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[ChatMessage], *, answered: bool = True, **also: Any) -> str:
         """Return the conversation as the model reads it, up to where its answer begins.
+
+        Args:
+            messages: The conversation.
+            answered: False: without what begins the model's answer.
+            also: What else the template is told, such as `tools`.
 
         Raises:
             ChatError: the template refuses the conversation.
         """
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=True, **self._names)
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=answered, **{**self._names, **also}
+            )
         except (
             jinja2.TemplateError,
             TypeError,
@@ -81,14 +88,21 @@ class ChatTokenizer:
                 f"chat template must accept the messages, got {type(error).__name__}: {error}"
             ) from error
 
-    def encode(self, messages: Sequence[ChatMessage]) -> np.ndarray:
+    def encode(
+        self, messages: Sequence[ChatMessage], render: Callable[[Sequence[ChatMessage]], str] | None = None
+    ) -> np.ndarray:
         """Return the token ids of the rendered conversation, int32 [num_tokens].
+
+        Args:
+            messages: The conversation.
+            render: Returns the text to encode for a conversation; None: all of it, `render`.
 
         Raises:
             ChatError: the template refuses the conversation, or its text holds the model's special tokens.
         """
-        token_ids = self.encode_rendered(self.render(messages))
-        plain = self.encode_rendered(self.render(_without_text(messages)))
+        render = render or self.render
+        token_ids = self.encode_rendered(render(messages))
+        plain = self.encode_rendered(render(_without_text(messages)))
         smuggled = Counter(self._specials(token_ids)) - Counter(self._specials(plain))
         if smuggled:
             names = ", ".join(self._tokenizer.id_to_token(int(token)) for token in sorted(smuggled))

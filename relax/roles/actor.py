@@ -31,6 +31,7 @@ from relax.roles.saving import Saver
 from relax.roles.service import Service
 from relax.roles.settling import settle
 from relax.roles.training_batch import TrainingBatches
+from relax.roles.turn_rows import in_whole
 from relax.run.checkpoints import checkpoint_dir
 from relax.run.snapshots import weights_dir
 from relax.train.runtime import leave_parallel
@@ -169,11 +170,12 @@ class Actor:
     ) -> pa.Table:
         count = rows.num_rows
         returns = {"returns": packed(result.returns or [])} if self._writes_returns else {}
+        advantages, logprobs = in_whole(rows, result.advantages), in_whole(rows, result.trainer_logprobs)
         return pa.table(
             {
                 "uid": rows["uid"],
-                "advantages": pack_list([[each] for each in result.advantages], pa.float32()),
-                "trainer_logprobs": pack_list([[each] for each in result.trainer_logprobs], pa.float32()),
+                "advantages": pack_list([[each] for each in advantages], pa.float32()),
+                "trainer_logprobs": pack_list([[each] for each in logprobs], pa.float32()),
                 "importance_ratio": pa.array(result.importance_ratio, pa.float32()),
                 "trained_policy_version": pa.array([step - 1] * count, pa.int64()),
                 "optimizer_step": pa.array([step] * count, pa.int64()),

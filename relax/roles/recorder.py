@@ -14,7 +14,7 @@ from modalities.routing import joined_routing, routing_names
 from relax.data.media import TABLE
 from relax.observe.media_recorder import MediaRecorder
 from relax.observe.recorder import RolloutRecorder
-from relax.records import RECORDED, reward_columns
+from relax.records import AGENT_COLUMNS, RECORDED, reward_columns
 from relax.roles.service import Service
 
 MEDIA_ROWS = 64
@@ -24,6 +24,8 @@ MEDIA_ROWS = 64
 def run(service: Service) -> None:
     """Record until the table is sealed and empty, or the role has to leave."""
     rewards = [column.name for column in reward_columns(service.config.rollout.reward.labels)]
+    if service.config.rollout.agent.is_on:
+        rewards += [column.name for column in AGENT_COLUMNS]
     served = service.config.served.names()
     columns = [
         *RECORDED,

@@ -100,7 +100,7 @@ def run(service: Service) -> None:
     )
     serves_held_out = not config.evaluation.num_workers
     engine = make_engine(service)
-    worker = RolloutWorker(service, engine, Scorer(config.rollout.reward))
+    worker = make_worker(service, engine, Scorer(config.rollout.reward))
     service.report(state="ready")
     with abort_when_gone_back(service, engine):
         while not service.leaving:
@@ -115,6 +115,15 @@ def run(service: Service) -> None:
             num_workers = service.control.get(WORKERS_KEY, config.rollout.num_workers)
             worker.serve(training, -(-config.prompts_per_step // num_workers), deadline_s=0.25)
     worker.close()
+
+
+def make_worker(service: Service, engine: RolloutEngine, scorer: Scorer) -> RolloutWorker:
+    """Return what answers prompts: with a completion each sample, or with an episode of several turns."""
+    if not service.config.rollout.agent.is_on:
+        return RolloutWorker(service, engine, scorer)
+    from relax.roles.episodes import EpisodeWorker
+
+    return EpisodeWorker(service, engine, scorer)
 
 
 def make_engine(service: Service, index: int | None = None) -> RolloutEngine:
@@ -213,10 +222,9 @@ class RolloutWorker:
         """
         service, prompts = self._service, lease.table
         begun = self._partial.read(prompts, self._engine.policy_version) if stream.is_partial else {}
-        requests = self._requests(prompts, stream, begun)
         started = time.monotonic()
         with service.clock.part("generate"), self._interruptions(stream, lease):
-            completions = self._engine.generate(requests)
+            completions = self._completions(stream, lease, begun)
         if service.has_gone_back:
             return
         elapsed_s = time.monotonic() - started
@@ -267,7 +275,7 @@ class RolloutWorker:
                 chosen = lease.table.take(pa.array(answers.rows))
                 rows = with_version(self._rows(chosen, answers, stream, elapsed_s), stream.policy_version)
             with clock.part("put"), _lease_may_be_lost():
-                queue.put(stream.rollouts, rows, writer="rollout")
+                self._send(stream, rows)
                 self._partial.forget(begun, chosen["uid"].to_pylist())
                 queue.ack(stream.prompts, "rollout", lease_id=lease.lease_id, uids=chosen["uid"].to_pylist())
         self._refuse(stream, lease, answers.failed, begun)
@@ -324,6 +332,14 @@ class RolloutWorker:
                 reason="generation was aborted",
                 policy_version=start_version,
             )
+
+    def _completions(self, stream: Stream, lease: Lease, begun: Mapping[str, Begun]) -> list[Completion]:
+        """Return what the engine makes of a lease's prompts. Blocks until all is there, or was aborted."""
+        return self._engine.generate(self._requests(lease.table, stream, begun))
+
+    def _send(self, stream: Stream, rows: pa.Table) -> None:
+        """Put rollouts."""
+        self._service.queue.put(stream.rollouts, rows, writer="rollout")
 
     def _requests(
         self, prompts: pa.Table, stream: Stream, begun: Mapping[str, Begun]

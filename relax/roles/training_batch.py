@@ -30,6 +30,7 @@ from relax.roles.given_columns import given_scores
 from relax.roles.groups import TAKE_DEADLINE_S, GroupCollector, Harvest
 from relax.roles.partial import older_tokens
 from relax.roles.service import Service
+from relax.roles.turn_rows import TurnRows, agent_reads, stale_tokens
 from relax.train.batch import TrainBatch
 from relax.train.ranks import World
 
@@ -75,6 +76,7 @@ class TrainingBatches:
                 *ACTOR_READS,
                 *config.served.actor_reads(),
                 *self._versions(),
+                *agent_reads(config.rollout.agent),
                 *(self._routing_names if world.size == 1 else ()),
             ],
             num_ranks=world.layout.data_parallel,
@@ -114,6 +116,8 @@ class TrainingBatches:
         All ranks must call it. `policy_version` is that of the weights that the step begins with; given, proximal
         logprobs that are too far behind it are left out.
         """
+        if self._service.config.rollout.agent.is_on:
+            return self._read_turns(harvest)
         rows, part, config = harvest.table, self._world.place.dp_rank, self._service.config
         first = sum(harvest.counts[:part])
         own = np.arange(first, first + harvest.counts[part])
@@ -144,6 +148,23 @@ class TrainingBatches:
     def _versions(self) -> list[str]:
         """Return the column by which tokens of older policies are told, if they are left out."""
         return ["token_policy_versions"] if self._service.config.rollout.partial.train_on == "newest" else []
+
+    def _read_turns(self, harvest: Harvest) -> TrainBatch:
+        """Return rows of several turns: each has a prompt of its own, unless it shares all of it with others."""
+        rows, part, config = harvest.table, self._world.place.dp_rank, self._service.config
+        first = sum(harvest.counts[:part])
+        own = np.arange(first, first + harvest.counts[part])
+        turns = TurnRows.of(rows)
+        own_prompts = np.unique(turns.prompt_of_row[own]).tolist()
+        media = self._prompt_media(rows, turns.first_rows, own_prompts)
+        return turns.batch(
+            media,
+            routed_experts=self._routing(rows, own),
+            rewards=rows["reward"].to_numpy().astype(np.float32),
+            temperature=config.rollout.temperature,
+            stale_policy="reweight" if config.staleness_policy == "reweight" else "mask",
+            rows=own,
+        )
 
     def _collect(self, policy_version: int) -> Harvest | None:
         """Wait while the phase is `pause`, then for rows; on rank 0."""
@@ -203,13 +224,6 @@ class TrainingBatches:
         is_source = world.leads_stage if stage else world.rank == 0
         data = _to_bytes(fetch()) if is_source else None
         return _from_bytes(world.broadcast(data, stage=stage))
-
-
-def stale_tokens(rows: pa.Table) -> list[np.ndarray] | None:
-    """Return which tokens of each row the queue marked as too old; None under the policies that let none through."""
-    if "stale_tokens" not in rows.column_names:
-        return None
-    return [np.array(row, bool) for row in rows["stale_tokens"].to_pylist()]
 
 
 def left_out(rows: pa.Table) -> list[np.ndarray]:

@@ -38,7 +38,7 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
         **REPORTS,
     },
     "rollout": {
-        "media": ["read"],
+        "media": ["read", "produce"],
         "prompts": ["consume"],
         "eval_prompts": ["consume"],
         "rollouts": ["produce"],
@@ -48,7 +48,7 @@ GRANTS: Mapping[str, Mapping[str, Sequence[Role]]] = {
     },
     "actor": {"media": ["read"], "rollouts": ["read", "consume", "produce"], ALL_TABLES: ["keep"], **REPORTS},
     "evaluation": {
-        "media": ["read"],
+        "media": ["read", "produce"],
         "eval_prompts": ["consume"],
         "eval_rollouts": ["produce"],
         "rollouts": ["read"],

@@ -23,6 +23,7 @@ from modalities.media import MediaTable
 from modalities.profile import TOWERS
 from modalities.registry import load_modalities
 from modalities.routing import layer_groups, routing_columns
+from relax.agents.registry import check_agent
 from relax.config import RunConfig
 from relax.data.errors import ManifestError
 from relax.data.manifest import Manifest, Record, check_source
@@ -64,6 +65,10 @@ def check_wiring(config: RunConfig) -> dict[str, TableSpec]:
             load_reward(part).check()
     except (ValueError, ImportError, AttributeError) as error:
         raise ConfigError(f"rollout.reward: {error}") from error
+    try:
+        check_agent(config.rollout.agent)
+    except WiringError as error:
+        raise ConfigError(str(error)) from error
     if config.prompts_per_step < config.rollout.num_workers:
         raise ConfigError(
             f"prompts_per_step: must be at least rollout.num_workers={config.rollout.num_workers}, "
@@ -132,6 +137,7 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         served=config.served,
         max_continuations=config.rollout.partial.max_continuations if config.rollout.partial.enabled else 0,
         num_samples=config.group_size + config.rollout.oversample,
+        agents=config.rollout.agent.is_on,
     )
     media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
     try:

@@ -36,9 +36,9 @@ class TrainBatch:
     """
 
     prompts: Sequence[PromptInputs]
-    """One for each group."""
+    """One for each group, unless `prompt_of_row` says otherwise."""
     groups: np.ndarray
-    """int32 [num_rows]: the group of each row, an index into `prompts`."""
+    """int32 [num_rows]: the group of each row; unless `prompt_of_row` says otherwise, an index into `prompts`."""
     completion_token_ids: Sequence[np.ndarray]
     """int32 [num_completion_tokens] for each row."""
     rollout_logprobs: Sequence[np.ndarray]
@@ -59,6 +59,12 @@ class TrainBatch:
     """int [num_own_rows], rising: the rows that this rank trains; None: all."""
     given: GivenScores = field(default_factory=GivenScores)
     """What other services have computed of it."""
+    prompt_of_row: np.ndarray | None = None
+    """int32 [num_rows]: the prompt of each row, where the rows of a group have prompts of their own: those of several
+    turns, of which the prompt is all that came before the last one; None: that of its group."""
+    early_places: Sequence[np.ndarray] | None = None
+    """int [num_early] for each row: places in its prompt, rising, of tokens that the row generated itself, in turns
+    before the last. The row's completion tokens begin with these; None: there are none."""
 
     @property
     def own_rows(self) -> np.ndarray:
@@ -66,14 +72,31 @@ class TrainBatch:
         return np.arange(self.num_rows) if self.rows is None else self.rows
 
     @property
-    def own_groups(self) -> np.ndarray:
-        """The groups of the rows that this rank trains, rising."""
-        return np.unique(np.asarray(self.groups)[self.own_rows])
+    def prompt_numbers(self) -> np.ndarray:
+        """The prompt of each row, an index into `prompts`."""
+        return np.asarray(self.groups if self.prompt_of_row is None else self.prompt_of_row)
+
+    @property
+    def own_prompt_numbers(self) -> np.ndarray:
+        """The prompts of the rows that this rank trains, rising."""
+        return np.unique(self.prompt_numbers[self.own_rows])
 
     @property
     def own_prompts(self) -> list[PromptInputs]:
-        """The prompts of `own_groups`."""
-        return [self.prompts[group] for group in self.own_groups]
+        """The prompts of `own_prompt_numbers`."""
+        return [self.prompts[number] for number in self.own_prompt_numbers]
+
+    def prompt_of(self, row: int) -> PromptInputs:
+        """Return what the last turn of a row follows."""
+        return self.prompts[int(self.prompt_numbers[row])]
+
+    def early_of(self, row: int) -> np.ndarray:
+        """Return the places in its prompt of the tokens that a row generated in turns before the last."""
+        return _NONE if self.early_places is None else np.asarray(self.early_places[row])
+
+    def num_late(self, row: int) -> int:
+        """Return the tokens of a row's last turn."""
+        return len(self.completion_token_ids[row]) - len(self.early_of(row))
 
     @property
     def has_routing(self) -> bool:
@@ -84,6 +107,9 @@ class TrainBatch:
     @property
     def num_rows(self) -> int:
         return len(self.completion_token_ids)
+
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +184,11 @@ def check_batch(batch: TrainBatch, vocab_size: int, routing: RoutingShape | None
 
 
 def _check_row(batch: TrainBatch, row: int, vocab_size: int) -> None:
-    group, tokens = int(batch.groups[row]), np.asarray(batch.completion_token_ids[row])
+    group, tokens = int(batch.prompt_numbers[row]), np.asarray(batch.completion_token_ids[row])
     logprobs = np.asarray(batch.rollout_logprobs[row])
     if not 0 <= group < len(batch.prompts):
-        raise TrainingError(f"batch row {row}: group must be in [0, {len(batch.prompts)}), got {group}")
+        what = "group" if batch.prompt_of_row is None else "prompt"
+        raise TrainingError(f"batch row {row}: {what} must be in [0, {len(batch.prompts)}), got {group}")
     if not len(tokens):
         raise TrainingError(f"batch row {row}: completion_token_ids must hold at least one token, got none")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
@@ -185,12 +212,26 @@ def _check_row(batch: TrainBatch, row: int, vocab_size: int) -> None:
         )
     if not np.isfinite(batch.rewards[row]):
         raise TrainingError(f"batch row {row}: reward must be finite, got {batch.rewards[row]}")
+    _check_early(batch, row)
+
+
+def _check_early(batch: TrainBatch, row: int) -> None:
+    places, prompt = batch.early_of(row), np.asarray(batch.prompt_of(row).token_ids)
+    if not len(places):
+        return
+    tokens = np.asarray(batch.completion_token_ids[row])
+    rising = bool((np.diff(places) > 0).all()) and places[0] > 0 and places[-1] < len(prompt)
+    if not rising or len(places) >= len(tokens) or not np.array_equal(prompt[places], tokens[: len(places)]):
+        raise TrainingError(
+            f"batch row {row}: early_places must be where its first completion tokens stand in its prompt of "
+            f"{len(prompt)} tokens, rising, and leave a token for the last turn, got {places.tolist()}"
+        )
 
 
 def _check_routing(batch: TrainBatch, row: int, routing: RoutingShape) -> None:
     experts = batch.routed_experts[row]
-    num_prompt = len(batch.prompts[int(batch.groups[row])].token_ids)
-    shape = (num_prompt + len(batch.completion_token_ids[row]) - 1, routing.num_layers, routing.top_k)
+    num_prompt = len(batch.prompt_of(row).token_ids)
+    shape = (num_prompt + batch.num_late(row) - 1, routing.num_layers, routing.top_k)
     if experts is None:
         raise TrainingError(
             f"batch row {row}: routed_experts must be there for routing replay, got none; "
@@ -234,7 +275,7 @@ class CutRules:
 
 @dataclass(frozen=True)
 class _Sequence:
-    group: int
+    prompt: int
     num_prompt: int
     rows: list[int]
     length: int
@@ -245,7 +286,7 @@ def prompt_routes(batch: TrainBatch) -> np.ndarray:
     digests = []
     for row in batch.own_rows.tolist():
         experts = batch.routed_experts[row]
-        num_prompt = len(batch.prompts[int(batch.groups[row])].token_ids)
+        num_prompt = len(batch.prompt_of(row).token_ids)
         data = b"" if experts is None else experts[:num_prompt].tobytes()
         digests.append(xxhash.xxh3_128_digest(data))
     return np.frombuffer(bytearray(b"".join(digests)), np.int64).reshape(-1, 2)
@@ -300,21 +341,21 @@ def _num_tokens(sequences: list[_Sequence], rules: CutRules) -> int:
 def _sequences(batch: TrainBatch, rules: CutRules, routes: np.ndarray | None) -> list[_Sequence]:
     """An engine may route one prompt differently in two batches; such rows do not share a sequence."""
     made: list[_Sequence] = []
-    last_of_group: dict[int, int] = {}
+    last_of_prompt: dict[int, int] = {}
     number_of = {row: number for number, row in enumerate(batch.own_rows.tolist())}
     keys = [] if routes is None else [route.tobytes() for route in routes]
     for row, number in number_of.items():
-        group = int(batch.groups[row])
-        num_prompt, added = len(batch.prompts[group].token_ids), len(batch.completion_token_ids[row]) - 1
-        open_at = last_of_group.get(group) if rules.share_prompts else None
+        prompt = int(batch.prompt_numbers[row])
+        num_prompt, added = len(batch.prompts[prompt].token_ids), batch.num_late(row) - 1
+        open_at = last_of_prompt.get(prompt) if rules.share_prompts else None
         if open_at is not None:
             sequence = made[open_at]
             fits = rules.padded(sequence.length + added) <= rules.max_tokens
             if fits and (not keys or keys[number_of[sequence.rows[0]]] == keys[number]):
-                made[open_at] = _Sequence(group, num_prompt, [*sequence.rows, row], sequence.length + added)
+                made[open_at] = _Sequence(prompt, num_prompt, [*sequence.rows, row], sequence.length + added)
                 continue
-        last_of_group[group] = len(made)
-        made.append(_Sequence(group, num_prompt, [row], num_prompt + added))
+        last_of_prompt[prompt] = len(made)
+        made.append(_Sequence(prompt, num_prompt, [row], num_prompt + added))
     return made
 
 
@@ -325,7 +366,7 @@ class _BatchLayout:
         self.batch = batch
         self.stride = max(len(prompt.token_ids) for prompt in batch.own_prompts)
         self.prompt_start = {
-            group: index * self.stride for index, group in enumerate(batch.own_groups.tolist())
+            number: index * self.stride for index, number in enumerate(batch.own_prompt_numbers.tolist())
         }
         lengths = [len(tokens) for tokens in batch.completion_token_ids]
         self.row_start = np.concatenate(([0], np.cumsum(lengths)))
@@ -351,14 +392,16 @@ def _micro_batch(layout: _BatchLayout, sequences: list[_Sequence], rules: CutRul
     for index, (sequence, begin) in enumerate(zip(sequences, starts, strict=True)):
         line = 0 if rules.packing else index
         end = begin + sequence.num_prompt
-        prompt_place[line, begin:end] = layout.prompt_start[sequence.group] + np.arange(sequence.num_prompt)
+        prompt_place[line, begin:end] = layout.prompt_start[sequence.prompt] + np.arange(sequence.num_prompt)
         segment[line, begin:end] = 0
         for branch, row in enumerate(sequence.rows, start=1):
             target = np.arange(layout.row_start[row], layout.row_start[row + 1])
-            start, end = end, end + len(target) - 1
-            completion_place[line, start:end] = target[:-1]
+            early = layout.batch.early_of(row)
+            start, end = end, end + len(target) - len(early) - 1
+            completion_place[line, start:end] = target[len(early) : -1]
             segment[line, start:end] = branch
-            predictor = np.concatenate(([begin + sequence.num_prompt - 1], np.arange(start, end)))
+            last_of_prompt = begin + sequence.num_prompt - 1
+            predictor = np.concatenate((begin + early - 1, [last_of_prompt], np.arange(start, end)))
             predictors.append(predictor * shape[0] + line)
             targets.append(target)
             reported = layout.batch.routed_experts[row]

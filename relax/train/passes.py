@@ -65,9 +65,13 @@ def pass_over(
 ) -> BatchPass:
     """Return a pass of a policy over the batch; positions of completions are those of this rank's rows."""
     device = policy.world.device
-    own_index = np.searchsorted(batch.own_groups, np.array(batch.groups, np.int64))
-    prompt_R = torch.from_numpy(own_index).clamp(max=len(batch.own_groups) - 1).to(device)
-    row_C, offset_C = targets.row_C.to(device), targets.offset_C.to(device)
+    own = batch.own_prompt_numbers
+    own_index = np.searchsorted(own, batch.prompt_numbers.astype(np.int64))
+    prompt_R = torch.from_numpy(own_index).clamp(max=len(own) - 1).to(device)
+    num_early_R = torch.tensor([len(batch.early_of(row)) for row in range(batch.num_rows)], device=device)
+    row_C = targets.row_C.to(device)
+    # Tokens of earlier turns are in the prompt and have its positions.
+    offset_C = targets.offset_C.to(device) - num_early_R[row_C]
     completions = Completions(
         token_ids_C=targets.token_ids_C.to(device),
         position_C=prompts.next_position_P[prompt_R[row_C]] + offset_C,

@@ -144,7 +144,13 @@ def test_unknown_model_preset_is_refused() -> None:
 
 def test_config_fields_have_docstrings() -> None:
     """Each field of the run's configuration says its unit and what absence means."""
-    files = ("config.py", "algorithms/config.py", "algorithms/sections.py", "rewards/config.py")
+    files = (
+        "config.py",
+        "algorithms/config.py",
+        "algorithms/sections.py",
+        "rewards/config.py",
+        "agents/config.py",
+    )
     trees = [ast.parse((ROOT / "relax" / file).read_text()) for file in files]
     bare = []
     for cls in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):

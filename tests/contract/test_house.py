@@ -39,7 +39,7 @@ HOMES = {
     "zmq": ("relax/control/",),
     "cryptography": ("flight/security/",),
     "omegaconf": ("relax/config.py",),
-    "PIL": ("modalities/image.py", "pipelines/toy_omni.py"),
+    "PIL": ("modalities/image.py", "pipelines/toy_omni.py", "pipelines/zoom_task.py"),
     "av": ("modalities/video.py", "pipelines/toy_omni.py"),
     "math_verify": ("relax/rewards/math_equivalence.py",),
     "sympy": (),

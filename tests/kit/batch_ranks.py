@@ -78,7 +78,7 @@ def held(service: Any, layout: dict[str, int], step: int) -> dict[str, Any]:
         "tokens": [tokens.tolist() for tokens in batch.completion_token_ids],
         "rewards": batch.rewards.tolist(),
         "own": batch.own_rows.tolist(),
-        "own_groups": batch.own_groups.tolist(),
+        "own_prompts": batch.own_prompt_numbers.tolist(),
         "media": [group for group, prompt in enumerate(batch.prompts) if prompt.media],
         "experts": list(experts),
         "first_token": next(iter(experts.values()))[0].tolist(),

@@ -69,6 +69,16 @@ def test_table_specs_have_a_column_for_each_part_of_the_reward():
     assert names <= set(specs["eval_rollouts"].consumers[0].columns)
 
 
+def test_table_specs_of_agents_have_a_loss_mask_that_the_actor_reads():
+    """It and the number of turns are recorded; runs without agents have neither."""
+    shape = RunShape(prompts_per_step=2, group_size=2, max_staleness=0, agents=True)
+    specs = table_specs(shape, MEDIA, ROUTING)
+    seen = {each.name: {"loss_mask", "num_turns"} & set(each.columns) for each in specs["rollouts"].consumers}
+    assert seen == {"actor": {"loss_mask"}, "recorder": {"loss_mask", "num_turns"}}
+    plain = table_specs(RunShape(prompts_per_step=2, group_size=2, max_staleness=0), MEDIA, ROUTING)
+    assert "loss_mask" not in plain["rollouts"].columns_by_name
+
+
 def test_mean_rewards_are_by_modality_in_order():
     """Each modality's own mean; nothing for none."""
     rows = pa.table(

@@ -156,7 +156,7 @@ def test_packing_leaves_no_padding_but_at_the_end(make_batch, share_prompts) -> 
 def test_plan_trains_the_rows_of_this_rank_alone(make_batch) -> None:
     """Other rows are known, for the loss's sums, but run through no model."""
     batch = dataclasses.replace(make_batch(), rows=np.array([3, 4, 5]))
-    assert batch.own_groups.tolist() == [1]
+    assert batch.own_prompt_numbers.tolist() == [1]
     (micro,) = plan_micro_batches(batch, CutRules(max_tokens=10_000))
     starts = np.cumsum([0, *map(len, batch.completion_token_ids)])
     assert sorted(micro.target_N.tolist()) == list(range(starts[3], starts[6]))
