@@ -14,6 +14,7 @@ Every few seconds a line of JSON says what was done since the last one: {"ops": 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from flight.client import QueueClient
 from flight.errors import DeadlineExceededError
 from flight.memory import keep_freed_memory
 from flight.schema import Column, ConsumerSpec, TableSpec
+from relax.launch.parent import die_with_parent
 
 ROWS_A_PUT = 16
 TOKENS = 512
@@ -130,9 +132,9 @@ class LoadClient:
     """One client and its endless work."""
 
     def __init__(self, uri: str, number: int, counts: Counts, stop: threading.Event) -> None:
-        self._name = f"load-{number}"
+        self.name = f"load-{number}"
         self._client = QueueClient(
-            uri, identity=self._name, deadline_s=DEADLINE_S, shared_memory=number % 2 == 0, patience_s=0.0
+            uri, identity=self.name, deadline_s=DEADLINE_S, shared_memory=number % 2 == 0, patience_s=0.0
         )
         self._counts = counts
         self._stop = stop
@@ -148,14 +150,14 @@ class LoadClient:
             try:
                 self._work()
             except Exception as error:  # the outermost loop of a client
-                self._counts.failed(f"{self._name} {self._work.__name__}", error)
+                self._counts.failed(f"{self.name} {self._work.__name__}", error)
                 self._stop.wait(0.1)
         self._client.close()
 
     def _made(self) -> pa.Table:
         self._num_puts += 1
         first = self._num_puts * ROWS_A_PUT
-        names = (f"{self._name}-{at}-{time.monotonic_ns()}" for at in range(first, first + ROWS_A_PUT))
+        names = (f"{self.name}-{at}-{time.monotonic_ns()}" for at in range(first, first + ROWS_A_PUT))
         return rows(self._source, names, pixels=self._num_puts % PIXELS_EVERY == 0)
 
     def _calls(self) -> None:
@@ -225,10 +227,11 @@ class LoadClient:
 def main() -> None:
     """Run the clients of this process."""
     uri, first, count, seconds = sys.argv[1], *(float(word) for word in sys.argv[2:5])
+    die_with_parent(os.getppid())
     keep_freed_memory()
     counts, stop = Counts(), threading.Event()
     clients = [LoadClient(uri, number, counts, stop) for number in range(int(first), int(first + count))]
-    threads = [threading.Thread(target=client.run, name=client._name) for client in clients]
+    threads = [threading.Thread(target=client.run, name=client.name, daemon=True) for client in clients]
     for thread in threads:
         thread.start()
     ends_at = time.monotonic() + seconds
