@@ -15,7 +15,8 @@ from modalities.registry import load_modalities
 from pipelines.toy_omni import ToySpec, make_toy_omni
 from relax.data.manifest import Manifest
 from relax.data.prompts import Prompt, PromptBuilder
-from relax.models.snapshot import SnapshotWriter, WeightFile, file_names
+from relax.models.checkpoint_files import file_names
+from relax.models.snapshot import SnapshotWriter, WeightFile
 from relax.models.tensor_file import file_bytes
 from relax.models.thinker import checkpoint_views, load_thinker
 from relax.models.tiny import make_tiny_omni
