@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.status, _error(str(error), error.code))
             return
         except Exception:  # the boundary to foreign requests: one of them must not end unheard
-            LOG.exception("request of an agent program", path=self.path)
+            LOG.exception("request of an agent program")
             self._send(
                 500, _error("request: must be one that can be answered, got an error", "internal_error")
             )
