@@ -366,7 +366,7 @@ def _rollouts(
             ConsumerSpec(
                 name="recorder", columns=(*RECORDED, *reward_names, *routing_names, *served.names())
             ),
-            *served.consumers(ACTOR_READS, routing_names),
+            *served.consumers((*ACTOR_READS, "token_policy_versions"), routing_names),
             *(
                 ConsumerSpec(name=reward_reader(index), columns=REWARD_READS)
                 for index in range(shape.num_reward_readers)

@@ -104,5 +104,5 @@ def test_run_survives_the_death_of_each_service(job_home, folded):
         assert job.wait(DEADLINE_S) == 0, job.describe()
     assert_same_run(job, folded)
     kinds = [event["event"] for event in events(job.run_dir)]
-    assert "went back" in kinds
+    assert "went_back" in kinds
     assert kinds.count("restarted") >= len(ALL)
