@@ -12,6 +12,7 @@ from flight.client import QueueClient
 from flight.errors import AccessDeniedError, UnauthenticatedError, UnavailableError
 from relax.control.errors import ControlDeadlineError
 from relax.control.member import ControlMember
+from relax.run.security import GRANTS
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,8 @@ def test_run_with_keys_ends_well_and_lets_no_stranger_in(start):
             rollout.read("rollouts")
 
         secrets = secrets_of(keys)
-        assert len(secrets) == 6 + 7 + 5
+        # A token and a key for each, a key for the server; CURVE keys for all but two, and for the hub.
+        assert len(secrets) == len(GRANTS) + (len(GRANTS) + 1) + (len(GRANTS) - 2 + 1)
         assert _shown_by_processes(job, secrets) == []
         assert job.wait() == 0, job.describe()
         told = [path for path in job.run_dir.rglob("*") if path.is_file() and keys not in path.parents]
