@@ -6,10 +6,16 @@ reports its death, which is the role's. They meet at a TCP port of rank 0 that w
 
 from __future__ import annotations
 
+import random
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
+from relax.errors import ServiceError
+
 LOOPBACK = "127.0.0.1"
+PORTS = range(20_000, 32_000)
+"""Where ranks may meet."""
 BACKLOG = 1024
 """Ranks that may ask to be let in at the same time."""
 
@@ -39,9 +45,12 @@ class Rendezvous:
         """Return a meeting point at a free port; one rank needs none."""
         if num_ranks == 1:
             return cls(num_ranks, 0)
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            return cls(num_ranks, probe.getsockname()[1])
+        # Below the range from which the kernel serves connections: nobody gets it by chance before rank 0 listens.
+        for port in random.sample(PORTS, len(PORTS)):
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind((LOOPBACK, port))
+                return cls(num_ranks, port)
+        raise ServiceError(f"ranks: a port of {PORTS} must be free, got none")
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the variables of one rank; none when there is but one."""

@@ -61,7 +61,7 @@ def test_data_parallel_ranks_share_out_whole_groups_and_their_heavy_columns(seen
     """Every row is one rank's, groups stay whole, and media and experts are only where they are trained on."""
     ranks = seen[0]
     assert sorted(ranks[0]["own"] + ranks[1]["own"]) == list(range(4 * GROUP_SIZE))
-    assert sorted(ranks[0]["own_prompts"] + ranks[1]["own_groups"]) == list(range(4))
+    assert sorted(ranks[0]["own_prompts"] + ranks[1]["own_prompts"]) == list(range(4))
     for rank in ranks:
         assert rank["media"] == rank["own_prompts"]
         assert rank["experts"] == rank["own"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 START_S = 30.0
@@ -24,12 +25,19 @@ def start_server(arguments: Sequence[str], ready: str) -> tuple[subprocess.Popen
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     stdout = process.stdout
     line = ""
-    if stdout is not None and select.select([stdout], [], [], START_S)[0]:
+    if stdout is not None and readable(stdout, START_S):
         line = stdout.readline().strip()
     if not line.startswith(ready):
         process.kill()
         raise RuntimeError(f"{' '.join(arguments)}: first line must start with {ready!r}, got {line!r}")
     return process, line.removeprefix(ready)
+
+
+def readable(stream: TextIO, deadline_s: float) -> bool:
+    """Return whether a pipe has something to read, or its end, by the deadline."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return bool(selector.select(deadline_s))
 
 
 def stop_server(process: subprocess.Popen[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from busbench import workloads as w
-from busbench.processes import descendants, end_all
+from busbench.processes import descendants, end_all, readable
 from busbench.systems import queue_options
 
 TOOLS = Path(__file__).resolve().parents[1]
@@ -91,7 +90,7 @@ class Worker:
 
     def _answer(self, verb: str, deadline_s: float) -> dict[str, Any]:
         stdout = self._process.stdout
-        if stdout is None or not select.select([stdout], [], [], deadline_s)[0]:
+        if stdout is None or not readable(stdout, deadline_s):
             raise RuntimeError(f"{verb}: must be done in {deadline_s:.0f} s, got nothing")
         line = stdout.readline()
         answer = json.loads(line) if line else {"error": f"the worker ended; {self._last_line()}"}
