@@ -1,5 +1,6 @@
-"""Sizes of published checkpoints, as the config.json of each says; what decides no count is left out.
+"""Sizes of published checkpoints as we know them; what decides no count is left out.
 
+Entered by hand; `tools/model_memory.py` on a directory's own config.json has the last word.
 Source: config.json of each repository on the Hugging Face hub. What a vision or audio tower does not name here is the
 default of its class in transformers 5.12.
 """
