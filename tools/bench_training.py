@@ -190,6 +190,8 @@ def weights_row(case: Case, config: RunConfig, model_dir: Path, rounds: int) -> 
     with tempfile.TemporaryDirectory(prefix="bench_training.") as directory:
         for version in range(rounds + 1):
             snapshot = Path(directory) / f"{version:06d}"
+            with torch.no_grad():  # an engine does not read again what has not changed
+                torch._foreach_mul_(list(trainer.policy.parameters()), 1.0 + 1e-6)
             begin = time.perf_counter()
             trainer.publish(snapshot, version)
             published = time.perf_counter()

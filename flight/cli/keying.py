@@ -88,5 +88,5 @@ def _grants(words: Sequence[str]) -> dict[str, dict[str, list[Role]]]:
                 f"keys: grant must be NAME:TABLE:ROLE with a role of {', '.join(get_args(Role))}, got {word!r}"
             )
         name, table, role = parts
-        found.setdefault(name, {}).setdefault(table, []).append(role)  # type: ignore[arg-type]
+        found.setdefault(name, {}).setdefault(table, []).append(role)  # type: ignore[arg-type]  # checked above
     return found

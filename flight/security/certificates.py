@@ -85,6 +85,6 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _spelt(key: object) -> bytes:
-    return key.public_bytes(  # type: ignore[attr-defined]
+    return key.public_bytes(  # type: ignore[attr-defined]  # any public key
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )

@@ -120,7 +120,7 @@ class Guard:
     def note(self, event: str, **facts: object) -> None:
         """Write an event to the audit log, if there is one."""
         if self._audit is not None:
-            self._audit.write(event, **facts)  # type: ignore[arg-type]
+            self._audit.write(event, **facts)  # type: ignore[arg-type]  # keywords are not typed
 
     def _authenticate(self, token: str | None, method: str) -> Principal:
         self._reload()

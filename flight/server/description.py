@@ -41,5 +41,5 @@ class GetSchemaError(Exception):
     """An error that Arrow can name but not print."""
 
     @property
-    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # an attribute there
         raise AttributeError("a bare error tells nothing of where it was raised")

@@ -92,13 +92,13 @@ def be_first(spec: dict[str, Any], life: int, is_root: bool) -> NoReturn:
         make_root(spec)
         program = os.fork()
         if program == 0:
-            os.chdir("/work")
+            os.chdir("/box")
             if is_root:
                 become_nobody()
                 libc.unshare(
                     CLONE_NEWUSER
                 )  # so that processes are counted by sandbox, not by user; may be refused
-            start(spec, "/work/program.py")
+            start(spec, "/box/program.py")
         os.close(spec["status_fd"])
         end_like(program)
     except (OSError, ValueError) as error:
@@ -131,10 +131,10 @@ def make_root(spec: dict[str, Any]) -> None:
     for device in DEVICES:
         write(root + device, "")
         mount(device, root + device, None, MS_BIND)
-    os.mkdir(f"{root}/work")
-    os.chmod(f"{root}/work", 0o777)
-    os.symlink("work", f"{root}/tmp")
-    copy_program(spec, f"{root}/work/program.py")
+    os.mkdir(f"{root}/box")
+    os.chmod(f"{root}/box", 0o777)
+    os.symlink("box", f"{root}/tmp")
+    copy_program(spec, f"{root}/box/program.py")
     os.chdir(root)
     check("pivot_root", libc.syscall(pivot_root_number(), b".", b"."))
     check("umount", libc.umount2(b".", MNT_DETACH))

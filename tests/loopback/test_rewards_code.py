@@ -135,7 +135,7 @@ def test_sandbox_hides_the_host(namespaces, tmp_path: Path):
         == "exit 0 set() 65534"
     )
     assert "OSError" in output("open('big', 'w').write('x' * (2 << 20))")
-    assert output("open('/tmp/small', 'w').write('x'); print(open('/work/small').read())") == "exit 0 x"
+    assert output("open('/tmp/small', 'w').write('x'); print(open('/box/small').read())") == "exit 0 x"
 
 
 def test_sandbox_has_no_network(namespaces):
@@ -148,7 +148,7 @@ def test_sandbox_has_no_network(namespaces):
 
 def test_sandbox_gives_no_rights_back(namespaces):
     """Nothing to mount, no one to signal, no message as from the sandbox itself."""
-    mount = "import ctypes; print(ctypes.CDLL(None).mount(b'x', b'/work', b'tmpfs', 0, None))"
+    mount = "import ctypes; print(ctypes.CDLL(None).mount(b'x', b'/box', b'tmpfs', 0, None))"
     assert output(mount) == "exit 0 -1"
     assert output("import os; os.kill(1, 9); print('alive')").endswith(("alive", "not permitted"))
     write_all = (
