@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,8 @@ from modalities.base import Encoded, Modality
 from modalities.cache import encode_media
 from modalities.errors import DamagedMediaError, ModalityError
 
-Keep = Literal["bytes", "arrays"]
+KEPT = ("bytes", "arrays")
+"""What a row of the table may hold of a file."""
 
 ID_BYTES = 16
 ID_TYPE = pa.string()
@@ -59,10 +59,15 @@ class MediaTable:
 
     Args:
         modalities: Encoders by name.
-        keep: What a row holds.
+        keep: What a row holds: the file's `bytes`, or the `arrays` that they were made into.
+
+    Raises:
+        ModalityError: `keep` is something else.
     """
 
-    def __init__(self, modalities: Mapping[str, Modality], keep: Keep) -> None:
+    def __init__(self, modalities: Mapping[str, Modality], keep: str) -> None:
+        if keep not in KEPT:
+            raise ModalityError(f"media: keep must be one of {list(KEPT)}, got {keep!r}")
         self._modalities = dict(modalities)
         self._keep = keep
 

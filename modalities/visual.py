@@ -6,7 +6,7 @@ Letters in shapes: T frames, H height, W width, C colours (3), N patches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -36,11 +36,15 @@ def fit_size(height: int, width: int, factor: int, min_pixels: float, max_pixels
     fitted = round(height / factor) * factor, round(width / factor) * factor
     if fitted[0] * fitted[1] > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        return tuple(max(factor, math.floor(edge / shrink / factor) * factor) for edge in (height, width))  # type: ignore[return-value]
+        return _whole(height / shrink, factor, math.floor), _whole(width / shrink, factor, math.floor)
     if fitted[0] * fitted[1] < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        return tuple(math.ceil(edge * grow / factor) * factor for edge in (height, width))  # type: ignore[return-value]
+        return _whole(height * grow, factor, math.ceil), _whole(width * grow, factor, math.ceil)
     return fitted
+
+
+def _whole(edge: float, factor: int, rounded: Callable[[float], int]) -> int:
+    return max(factor, rounded(edge / factor) * factor)
 
 
 def patchify(frames_THWC: np.ndarray, profile: EncodingProfile) -> Encoded:

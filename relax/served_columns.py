@@ -11,7 +11,7 @@ Each is a consumer of its own that needs whole groups; a row is ready for it onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -126,10 +126,10 @@ class ServedColumns:
 
 
 def with_writes(
-    writes: Mapping[str, Mapping[str, object]], more: Mapping[str, Mapping[str, Sequence[str]]]
+    writes: Mapping[str, Mapping[str, Iterable[str]]], more: Mapping[str, Mapping[str, Iterable[str]]]
 ) -> dict[str, dict[str, list[str]]]:
     """Return two statements of who writes what as one."""
-    merged = {role: {name: list(cols) for name, cols in tables.items()} for role, tables in writes.items()}  # type: ignore[call-overload]
+    merged = {role: {name: list(cols) for name, cols in tables.items()} for role, tables in writes.items()}
     for role, tables in more.items():
         for table, columns in tables.items():
             merged.setdefault(role, {}).setdefault(table, []).extend(columns)

@@ -80,7 +80,7 @@ class MediaEmbedder:
         self._num_bytes += len(data)
         kind = mime.partition("/")[0]
         uri = f"data:{mime};base64,{base64.b64encode(data).decode()}"
-        return Embedded(source=shown, kind=kind, uri=uri)  # type: ignore[arg-type]
+        return Embedded(source=shown, kind=kind, uri=uri)  # type: ignore[arg-type]  # the kinds that sniff knows
 
     def _bytes_of(self, source: str) -> bytes:
         if source.startswith("data:"):

@@ -27,7 +27,7 @@ class ExactMatch(Reward):
             check_pattern("extract", self.extract, num_groups=1)
 
     @property
-    def place(self) -> Place:  # type: ignore[override]
+    def place(self) -> Place:  # type: ignore[override]  # a class constant elsewhere
         """A pattern of the user's can take for ever."""
         return "process" if self.extract else "inline"
 

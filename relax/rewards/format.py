@@ -38,7 +38,7 @@ class Format(Reward):
                 raise ConfigError(f"tags: must be different names, got {list(self.tags)}")
 
     @property
-    def place(self) -> Place:  # type: ignore[override]
+    def place(self) -> Place:  # type: ignore[override]  # a class constant elsewhere
         """A pattern of the user's can take for ever."""
         return "process" if self.pattern else "inline"
 

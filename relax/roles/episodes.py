@@ -52,7 +52,7 @@ class EpisodeWorker(RolloutWorker):
         self._turns = TurnEncoder(service.model_dir, modalities)
         self._writer = MediaWriter(
             service.queue,
-            MediaTable(modalities, config.media.keep),  # type: ignore[arg-type]
+            MediaTable(modalities, config.media.keep),
             writer="",
         )
         self._driver = self._make_driver(engine)
@@ -210,7 +210,7 @@ def completion_of(episode: Episode) -> Completion:
     if episode.refusal or not episode.transcript.num_turns:
         nothing = refused(request, episode.refusal)
         reason = "abort" if episode.finish_reason == "abort" and not episode.refusal else "refused"
-        return replace(nothing, sample_index=episode.start.sample_index, finish_reason=reason)  # type: ignore[arg-type]
+        return replace(nothing, sample_index=episode.start.sample_index, finish_reason=reason)  # type: ignore[arg-type]  # both are finish reasons
     trace = episode.transcript.trace()
     return Completion(
         uid=episode.start.uid,

@@ -150,7 +150,7 @@ class PreprocessStage:
             max_prompt_chars=config.data.max_prompt_chars,
             cache_bytes=config.data.cache_bytes,
         )
-        media = MediaTable(self._modalities, config.media.keep)  # type: ignore[arg-type]
+        media = MediaTable(self._modalities, config.media.keep)
         self._writer = MediaWriter(service.queue, media, writer="preprocess")
         self._held_out: list[Manifest] | None = None
 

@@ -164,7 +164,7 @@ class RolloutWorker:
         modalities = load_modalities(profile, options.limits, options.extra)
         self._media = MediaReader(
             lambda ids: service.queue.read(TABLE, uids=ids),
-            MediaTable(modalities, media.keep),  # type: ignore[arg-type]
+            MediaTable(modalities, media.keep),
             max_bytes=media.cache_bytes,
         )
         self._layer_groups = routing_groups(service.queue.describe("rollouts").columns_by_name)

@@ -63,7 +63,7 @@ class TrainingBatches:
         modalities = load_modalities(profile, config.modalities.limits, config.modalities.extra)
         self._media = MediaReader(
             lambda ids: self._shared(lambda: self._fetch_media(ids), stage=True),
-            MediaTable(modalities, config.media.keep),  # type: ignore[arg-type]
+            MediaTable(modalities, config.media.keep),
             max_bytes=config.media.cache_bytes,
         )
         self._routing_names: list[str] = []

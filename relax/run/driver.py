@@ -310,7 +310,7 @@ class Driver:
             self._supervisor.stop(self._services.names("preprocess", "rollout", *evaluators))
         for role in self._config.roles.services:
             self._leave(role)
-            if not self._within(lambda role=role: self._gone(role), DRAIN_DEADLINE_S):  # type: ignore[misc]
+            if not self._within(lambda role=role: self._gone(role), DRAIN_DEADLINE_S):  # type: ignore[misc]  # a lambda with a default
                 self._supervisor.stop(self._services.names(role))
         self._leave("recorder")
         self._until(lambda: self._gone("recorder"), DRAIN_DEADLINE_S, "the recorder to finish")

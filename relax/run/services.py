@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from relax.launch.ranks import Rendezvous
 from relax.roles.config import SERVABLE
 from relax.run.restarting import QUEUE
 from relax.run.security import RunSecurity
-
-USUAL_QUEUE_PORT = 8815
 
 
 class Services:
@@ -80,8 +77,8 @@ class Services:
     def start_queue(self) -> None:
         """Start the queue's server; at its old address if it had one."""
         known = self.queue_uri.rpartition(":")[2]
-        port = int(known) if known else _usual_port_if_free()
-        words = [*queue_words(self._config, self._run_dir, port), *self._security.queue_words]
+        port = ["--port", known] if known else ["--or-any-port"]
+        words = [*queue_words(self._config, self._run_dir), *port, *self._security.queue_words]
         self._supervisor.start(QUEUE, [sys.executable, *words])
 
     def start(self, name: str) -> None:
@@ -103,18 +100,8 @@ class Services:
         self._rendezvous = Rendezvous.on_this_machine(self._config.actor.num_procs)
 
 
-def _usual_port_if_free() -> int:
-    """Return the port that `python -m flight` looks at by default, or 0 (any) when another server has it."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", USUAL_QUEUE_PORT))
-        except OSError:
-            return 0
-    return USUAL_QUEUE_PORT
-
-
-def queue_words(config: RunConfig, run_dir: Path, port: int) -> list[str]:
-    """Return what a run's own queue server is started with."""
-    words = ["-m", "flight", "serve", "--port", str(port), "--parent-pid", str(os.getpid())]
+def queue_words(config: RunConfig, run_dir: Path) -> list[str]:
+    """Return what a run's own queue server is started with, beside its port."""
+    words = ["-m", "flight", "serve", "--parent-pid", str(os.getpid())]
     words += ["--uri-file", str(run_dir / "queue.uri")]
     return [*words, "--journal", str(run_dir / "journal")] if config.keeps_journal else words

@@ -67,7 +67,7 @@ class RunWatch:
         self._metrics = MetricsWriter(run_dir)
         self._unflushed: list[Lease] = []
         """Leases of metrics that are not on disk yet."""
-        self._display = ProgressDisplay(config.progress)  # type: ignore[arg-type]
+        self._display = ProgressDisplay(config.progress)  # type: ignore[arg-type]  # checked by RunConfig
         self._display.__enter__()
         self._started = time.monotonic()
         self._row_errors: dict[str, dict[str, str]] = {}

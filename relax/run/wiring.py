@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         prompts_per_step=config.prompts_per_step,
         group_size=config.group_size,
         max_staleness=config.max_staleness,
-        staleness_policy=config.staleness_policy,  # type: ignore[arg-type]
+        staleness_policy=config.staleness_policy,  # type: ignore[arg-type]  # checked by RunConfig
         lookahead_steps=config.data.lookahead_steps,
         num_eval_prompts=config.evaluation.max_prompts * max(1, len(config.data.eval)),
         capacity_bytes=config.queue.capacity_bytes,
@@ -139,7 +139,7 @@ def build_tables(config: RunConfig) -> dict[str, TableSpec]:
         num_samples=config.group_size + config.rollout.oversample,
         agents=config.rollout.agent.is_on,
     )
-    media = MediaTable(modalities, config.media.keep)  # type: ignore[arg-type]
+    media = MediaTable(modalities, config.media.keep)
     try:
         return table_specs(shape, media.columns(), routing)
     except FlightQueueError as error:
@@ -153,7 +153,7 @@ def _load_modalities(config: RunConfig, profile: EncodingProfile) -> dict[str, M
         raise ConfigError(f"modalities.extra: {error}") from error
 
 
-def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[str, object]]) -> None:
+def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[str, Iterable[str]]]) -> None:
     """Check that what each role writes exists, and that somebody writes what each consumer needs.
 
     Raises:
@@ -164,10 +164,10 @@ def check_columns(specs: Mapping[str, TableSpec], writes: Mapping[str, Mapping[s
         for table, columns in tables.items():
             if table not in specs:
                 raise WiringError(f"role {role!r}: table must be one of {sorted(specs)}, got {table!r}")
-            unknown = sorted(set(columns) - set(specs[table].columns_by_name))  # type: ignore[call-overload]
+            unknown = sorted(set(columns) - set(specs[table].columns_by_name))
             if unknown:
                 raise WiringError(f"role {role!r}: columns of table {table!r} must exist, got {unknown}")
-            written[table] |= set(columns)  # type: ignore[call-overload]
+            written[table] |= set(columns)
     for name, spec in specs.items():
         optional = {column.name for column in spec.columns if column.nullable}
         for consumer in spec.consumers:

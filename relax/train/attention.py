@@ -35,7 +35,7 @@ class PlainNorm:
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> Any:
         norm = nn.RMSNorm(hidden_size, eps=eps, dtype=config.params_dtype)
-        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # read by Megatron-core
         return norm
 
 

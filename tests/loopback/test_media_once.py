@@ -13,7 +13,7 @@ from flight.client import QueueClient
 from flight.errors import InvalidRequestError, MissingReferencesError
 from flight.schema import Column
 from modalities.errors import DamagedMediaError
-from modalities.media import Keep, MediaItem, MediaTable, content_hash, media_id
+from modalities.media import MediaItem, MediaTable, content_hash, media_id
 from modalities.registry import load_modalities
 from modalities.routing import routing_columns
 from relax.data.media import TABLE, MediaReader, MediaWriter
@@ -38,7 +38,7 @@ def item(seed: int = 0) -> MediaItem:
     return MediaItem(media_id=media_id(image, data), modality="image", data=data, encoded=encoded)
 
 
-def create_tables(client: QueueClient, keep: Keep, **shape) -> None:
+def create_tables(client: QueueClient, keep: str, **shape) -> None:
     run = RunShape(prompts_per_step=16, group_size=GROUP, max_staleness=1, **shape)
     for spec in table_specs(run, MediaTable(MODALITIES, keep).columns(), routing_columns()).values():
         client.create_table(spec)
@@ -56,7 +56,7 @@ def prompts(*uids: str, media_ids: list[str]) -> pa.Table:
     return pa.table({"uid": list(uids), **columns})
 
 
-def reader_of(client: QueueClient, keep: Keep, max_bytes: int = 1 << 20) -> MediaReader:
+def reader_of(client: QueueClient, keep: str, max_bytes: int = 1 << 20) -> MediaReader:
     return MediaReader(
         lambda ids: client.read(TABLE, uids=ids), MediaTable(MODALITIES, keep), max_bytes=max_bytes
     )
@@ -73,7 +73,7 @@ def wired(client: QueueClient) -> Iterator[tuple[QueueClient, Traffic]]:
 
 
 @pytest.mark.parametrize("keep", ["arrays", "bytes"])
-def test_picture_of_many_prompts_and_groups_crosses_once(client, wired, keep: Keep):
+def test_picture_of_many_prompts_and_groups_crosses_once(client, wired, keep: str):
     """Sixteen prompts that share a file, their rollouts, the next epoch: one put, and one read a consumer."""
     create_tables(client, keep)
     queue, traffic = wired

@@ -10,7 +10,7 @@ import pytest
 
 from modalities.errors import CorruptMediaError, DamagedMediaError, ModalityError
 from modalities.image import Image
-from modalities.media import Keep, MediaItem, MediaTable, content_hash, media_id
+from modalities.media import MediaItem, MediaTable, content_hash, media_id
 from modalities.registry import load_modalities
 from tests.kit.media import LIMITS, PROFILE, film_bytes, picture_bytes, sound_bytes, tone
 
@@ -57,7 +57,7 @@ def test_id_is_made_of_bytes_and_encoder():
 
 
 @pytest.mark.parametrize("keep", ["arrays", "bytes"])
-def test_media_survive_the_table(items, keep: Keep):
+def test_media_survive_the_table(items, keep: str):
     """Both forms give the same arrays, also from slices and pieces; each row holds one form only."""
     table = MediaTable(MODALITIES, keep)
     rows = table.to_arrow(items)
@@ -133,3 +133,9 @@ def test_hash_tells_names_types_and_shapes_apart():
     hashes = {content_hash(each) for each in ({"a": values}, *others)}
     assert len(hashes) == 6
     assert content_hash({"a": values[:, ::1]}) == content_hash({"a": np.asfortranarray(values)})
+
+
+def test_a_table_keeps_arrays_or_bytes_and_nothing_else():
+    """What a row holds is one of two words; the error says which."""
+    with pytest.raises(ModalityError, match=r"keep must be one of \['bytes', 'arrays'\], got 'pixels'"):
+        MediaTable(MODALITIES, "pixels")
