@@ -9,45 +9,20 @@ It knows nothing of models.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from relax.rollout.round_gate import RoundGate
 
-class StepGate:
+
+class StepGate(RoundGate):
     """One decoder at a time; writers go first. Every wait ends by `deadline_s`."""
 
     def __init__(self, deadline_s: float = 600.0) -> None:
-        self._deadline_s = deadline_s
-        self._changed = threading.Condition()
-        self._paused = False
+        super().__init__(deadline_s)
         self._stepping = False
         self._num_writers = 0
         self._writing = False
-        self._num_aborts = 0
-
-    def pause(self) -> None:
-        """Let no further step begin."""
-        with self._changed:
-            self._paused = True
-
-    def resume(self) -> None:
-        """Let steps begin again."""
-        with self._changed:
-            self._paused = False
-            self._changed.notify_all()
-
-    def abort(self) -> None:
-        """End every round begun so far, also one that waits in `step`."""
-        with self._changed:
-            self._num_aborts += 1
-            self._changed.notify_all()
-
-    def begin_round(self) -> int:
-        """Return a mark of now: `step` tells rounds begun before an abort from later ones by it."""
-        with self._changed:
-            return self._num_aborts
 
     @contextmanager
     def step(self, mark: int) -> Iterator[bool]:
@@ -57,14 +32,14 @@ class StepGate:
             TimeoutError: The pause or another thread's step lasted longer than the deadline.
         """
         with self._changed:
-            self._wait(
+            self._wait_or_raise(
                 lambda: (
-                    self._num_aborts != mark
+                    self.aborted(mark)
                     or not (self._paused or self._num_writers or self._writing or self._stepping)
                 ),
                 "generation could not go on: it is paused or weights are being adopted",
             )
-            aborted = self._num_aborts != mark
+            aborted = self.aborted(mark)
             if not aborted:
                 self._stepping = True
         try:
@@ -85,7 +60,9 @@ class StepGate:
         with self._changed:
             self._num_writers += 1
             try:
-                self._wait(lambda: not (self._stepping or self._writing), "the running step did not end")
+                self._wait_or_raise(
+                    lambda: not (self._stepping or self._writing), "the running step did not end"
+                )
                 self._writing = True
             finally:
                 self._num_writers -= 1
@@ -96,8 +73,7 @@ class StepGate:
                 self._writing = False
                 self._changed.notify_all()
 
-    def _wait(self, ready: Callable[[], bool], what: str) -> None:
-        started = time.monotonic()
-        if not self._changed.wait_for(ready, self._deadline_s):
-            waited_s = time.monotonic() - started
+    def _wait_or_raise(self, ready: Callable[[], bool], what: str) -> None:
+        waited_s = self._wait(ready)
+        if waited_s is not None:
             raise TimeoutError(f"StepGate: {what}; waited {waited_s:.1f} s, limit {self._deadline_s:.1f} s")
