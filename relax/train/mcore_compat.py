@@ -11,7 +11,8 @@ import importlib.metadata
 import importlib.util
 import queue
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,26 @@ def check_version(found: str) -> None:
         )
 
 
+@contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """Without CUDA, leave functions that are marked for `torch.compile` inside the block as they are.
+
+    megatron-core marks its fusions on import, which alone loads torch's compiler (more than a second for each process)
+    and would have their first call look for a C++ compiler.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    real = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]  # as a decorator without arguments
+    try:
+        yield
+    finally:
+        torch.compile = real
+
+
 check_version(importlib.metadata.version("megatron-core"))
-with warnings.catch_warnings():
+with warnings.catch_warnings(), compiling_nothing():
     for _category, _message in IMPORT_WARNINGS:
         warnings.filterwarnings("ignore", message=_message, category=_category)
     from megatron.core import dist_checkpointing, parallel_state

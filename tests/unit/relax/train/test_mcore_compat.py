@@ -55,6 +55,7 @@ def test_install_shims_names_the_cpu_as_current_device() -> None:
         (mcore_compat.parallel_layers, "get_tensor_model_parallel_group_if_none"),
         (mcore_compat.parallel_random, "_get_cuda_rng_state"),
         (moe_utils, "te_general_gemm"),
+        (sys.modules["megatron.core.jit"], "jit_fuser = torch.compile"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -98,6 +99,21 @@ def test_use_engine_replaces_every_matrix_and_norm_of_a_layer(num_experts) -> No
 def test_transformer_engine_is_not_looked_for_without_cuda() -> None:
     """The local layers serve the CPU, whatever is installed."""
     assert transformer_engine() is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA megatron-core compiles its fusions")
+def test_import_leaves_the_compiler_out() -> None:
+    """torch's compiler is not loaded, and afterwards `torch.compile` is what it was."""
+    code = (
+        "import sys, torch; real = torch.compile\n"
+        "import relax.train.trainer\n"
+        "assert torch.compile is real\n"
+        "assert 'torch._inductor.compile_fx' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=120, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_import_is_quiet_where_warnings_are_errors() -> None:
