@@ -52,8 +52,6 @@ AllowInsecure = Annotated[
     bool, typer.Option("--allow-insecure", help="Listen beyond loopback without keys, in a closed network.")
 ]
 
-OrAnyPort = Annotated[bool, typer.Option("--or-any-port", help="If the port is taken, listen on a free one.")]
-
 
 def serve(
     *,
@@ -62,7 +60,6 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
-    or_any_port: OrAnyPort = False,
     uri_file: Annotated[
         Path | None, typer.Option(help="Write the address to this file once it answers.")
     ] = None,
@@ -133,7 +130,6 @@ def serve(
             keys=keys,
             mutual_tls=mutual_tls,
             allow_insecure=allow_insecure,
-            or_any_port=or_any_port,
         )
         # Open calls keep gRPC threads alive, and an orderly interpreter exit would wait for them.
         os._exit(code)

@@ -65,7 +65,6 @@ def serve(
     keys: Path | None = None,
     mutual_tls: bool = True,
     allow_insecure: bool = False,
-    or_any_port: bool = False,
 ) -> int:
     """Serve until told to stop; returns the exit code. `announce` is called with the address once it answers.
 
@@ -73,8 +72,7 @@ def serve(
     tables with `spill` may write, `put_idle_s` is how long the caller of an open put may be silent,
     `shared_memory_bytes` how much memory clients of this host and user may share (0: none). With a `journal` the tables
     of the server before are there, too. `keys` is a directory as `flight.security.keys` makes it, without which only
-    loopback addresses are listened on unless `allow_insecure`. With `or_any_port` a taken port is no error: another,
-    free one is listened on.
+    loopback addresses are listened on unless `allow_insecure`.
 
     Raises:
         InvalidRequestError: there is no process `parent_pid`, or the keys or the address cannot be.
@@ -106,16 +104,8 @@ def serve(
         address = f"{scheme}://{host}:{port}"
         return QueueServer(address, broker, tables=tables, puts=puts, shared=shared, protection=protection)
 
-    def listen_first() -> QueueServer:
-        try:
-            return listen(port, tables)
-        except (pa.ArrowException, OSError):
-            if not or_any_port:
-                raise
-            return listen(0)  # the tables are there from the first try
-
     try:
-        faces = Faces(listen_first(), listen)
+        faces = Faces(listen(port, tables), listen)
     except (pa.ArrowException, OSError) as error:
         raise UnavailableError(f"serve: {host}:{port} must be free to listen on, got: {error}") from error
     uri = f"{scheme}://{host}:{faces.port}"

@@ -9,10 +9,14 @@ from pathlib import Path
 from relax.config import RunConfig
 from relax.control.hub import ControlHub
 from relax.launch.local import LocalSupervisor
+from relax.launch.ports import ReservedPort, reserve_port
 from relax.launch.ranks import Rendezvous
 from relax.roles.config import SERVABLE
 from relax.run.restarting import QUEUE
 from relax.run.security import RunSecurity
+
+QUEUE_PORTS = range(8815, 8915)
+"""Where a run's own queue may listen: the port that `python -m flight` looks at by default, others for further runs."""
 
 
 class Services:
@@ -43,6 +47,7 @@ class Services:
         self._hub = hub
         self._security = security
         self._rendezvous = Rendezvous.on_this_machine(config.actor.num_procs)
+        self._queue_port: ReservedPort | None = None
         self.queue_uri = config.queue.uri or ""
         """Where the queue listens; '' until it does."""
         self._indices = {role: set(range(count)) for role, count in self.counts().items()}
@@ -76,9 +81,11 @@ class Services:
 
     def start_queue(self) -> None:
         """Start the queue's server; at its old address if it had one."""
-        known = self.queue_uri.rpartition(":")[2]
-        port = ["--port", known] if known else ["--or-any-port"]
-        words = [*queue_words(self._config, self._run_dir), *port, *self._security.queue_words]
+        self._queue_port = self._queue_port or reserve_port(QUEUE_PORTS)
+        words = [
+            *queue_words(self._config, self._run_dir, self._queue_port.port),
+            *self._security.queue_words,
+        ]
         self._supervisor.start(QUEUE, [sys.executable, *words])
 
     def start(self, name: str) -> None:
@@ -97,11 +104,12 @@ class Services:
 
     def meet_anew(self) -> None:
         """Give the ranks of the trainer another place to meet: the last one may still be taken."""
-        self._rendezvous = Rendezvous.on_this_machine(self._config.actor.num_procs)
+        last, self._rendezvous = self._rendezvous, Rendezvous.on_this_machine(self._config.actor.num_procs)
+        last.close()
 
 
-def queue_words(config: RunConfig, run_dir: Path) -> list[str]:
-    """Return what a run's own queue server is started with, beside its port."""
-    words = ["-m", "flight", "serve", "--parent-pid", str(os.getpid())]
+def queue_words(config: RunConfig, run_dir: Path, port: int) -> list[str]:
+    """Return what a run's own queue server is started with."""
+    words = ["-m", "flight", "serve", "--port", str(port), "--parent-pid", str(os.getpid())]
     words += ["--uri-file", str(run_dir / "queue.uri")]
     return [*words, "--journal", str(run_dir / "journal")] if config.keeps_journal else words

@@ -191,14 +191,3 @@ def test_serve_tells_programs_its_address_as_json():
         finally:
             process.terminate()
             assert process.wait(timeout=10) == 0
-
-
-def test_two_servers_want_the_same_port_and_one_takes_another():
-    """With --or-any-port a taken port is no error: both serve, the second with its tables somewhere else."""
-    with queue_server("--config", "conf/tables.yaml") as (first, _):
-        port = first.rpartition(":")[2]
-        with queue_server("--port", port, "--or-any-port", "--config", "conf/tables.yaml") as (second, _):
-            assert second != first
-            shown = [flight("ls", "--uri", uri, "--json").stdout for uri in (first, second)]
-        assert shown[0] == shown[1]
-        assert "rollouts" in shown[0]

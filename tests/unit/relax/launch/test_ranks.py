@@ -15,6 +15,7 @@ def test_one_rank_needs_no_environment() -> None:
 def test_ranks_share_all_but_their_number() -> None:
     """All ranks are told one address and size, each its own rank."""
     meeting = Rendezvous.on_this_machine(2)
+    meeting.close()
     first, second = meeting.environment(0), meeting.environment(1)
     assert (first.pop("RANK"), second.pop("RANK")) == ("0", "1")
     assert (first.pop("LOCAL_RANK"), second.pop("LOCAL_RANK")) == ("0", "1")
