@@ -7,17 +7,18 @@ processor would resize, sample and tokenise again.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from safetensors.numpy import save
 
 from modalities.profile import TOWERS
+from relax.models.inputs import Encoded, PromptInputs
+from relax.models.positions import rotary_positions
 from relax.models.spec import ThinkerSpec
 from relax.rollout.engine import GenerateRequest
 
 PREFIX = "data:application/vnd.relax.encoded;base64,"
-Encoded = Mapping[str, np.ndarray]
 
 
 def media_fields(request: GenerateRequest, spec: ThinkerSpec) -> dict[str, list[str]]:
@@ -25,53 +26,18 @@ def media_fields(request: GenerateRequest, spec: ThinkerSpec) -> dict[str, list[
     present = {tower: request.media[tower] for tower in TOWERS if request.media.get(tower)}
     if not present:
         return {}
-    positions = rotary_positions(request, spec)
+    positions, following = rotary_positions(PromptInputs(request.token_ids, request.media), spec)
+    # SGLang's kernels take whole positions: the fractions of films whose patches are not a whole number of steps apart
+    # are cut off, as SGLang itself does.
     rotary = {
-        "positions": positions,
-        "delta": np.array([positions.max() + 1 - positions.shape[1]], np.int64),
+        "positions": positions.astype(np.int64),
+        "delta": np.array([int(following) - positions.shape[1]], np.int64),
     }
     fields: dict[str, list[str]] = {}
     for tower, items in present.items():
         tensors = (_sound(items) if tower == "audio" else _patches(items, spec)) | rotary
         fields[f"{tower}_data"] = [PREFIX + base64.b64encode(save(tensors)).decode()]
     return fields
-
-
-def rotary_positions(request: GenerateRequest, spec: ThinkerSpec) -> np.ndarray:
-    """Return the places of a prompt's tokens on the rotary axes time, height, width; int64 [3, num_prompt_tokens].
-
-    Text and sound advance all axes by one; a picture or film starts where the text before it ended, spreads over its
-    grid, and the text goes on after its largest position. SGLang's kernels take whole positions, so the fractions of
-    films whose patches are not a whole number of steps apart are cut off, as SGLang itself does.
-
-    Source: `get_rope_index` of Qwen3-Omni-MoE in transformers, sound inside films left out.
-    """
-    ids = request.token_ids
-    kinds = {spec.image_token_id: "image", spec.video_token_id: "video"}
-    waiting = {kind: iter(request.media.get(kind, ())) for kind in kinds.values()}
-    positions = np.zeros((3, len(ids)), np.float64)
-    following, at = 0.0, 0
-    while at < len(ids):
-        kind = kinds.get(int(ids[at]))
-        if kind is None:
-            positions[:, at] = following
-            following, at = following + 1, at + 1
-            continue
-        places = _grid_places(next(waiting[kind]), spec)
-        end = at + places.shape[1]
-        positions[:, at:end] = places + following
-        following, at = positions[:, at:end].max() + 1, end
-    return positions.astype(np.int64)
-
-
-def _grid_places(item: Encoded, spec: ThinkerSpec) -> np.ndarray:
-    """Return [3, num_tokens], counted from the item's beginning."""
-    merge = spec.merge_size
-    frames, height, width = (int(each) for each in item["grid_thw"])
-    seconds = float(item.get("second_per_grid", np.float32(1.0)))
-    times = np.arange(frames) * seconds * spec.position_id_per_seconds
-    grid = np.meshgrid(times, np.arange(height // merge), np.arange(width // merge), indexing="ij")
-    return np.stack([axis.ravel() for axis in grid])
 
 
 def _patches(items: Sequence[Encoded], spec: ThinkerSpec) -> dict[str, np.ndarray]:
