@@ -30,6 +30,7 @@ from relax.train.mcore_compat import (
     make_sharded_optimizer_tensor,
     parallel_state,
 )
+from relax.train.names import VOCABULARY
 from relax.train.optimizer import Weights
 from relax.train.policy import LANGUAGE_MODEL, OmniPolicy
 from relax.train.shards import num_holders
@@ -268,9 +269,12 @@ def _create_moments(optimizer: torch.optim.Optimizer, num_steps: int) -> None:
 
 
 def _num_parameters(policy: OmniPolicy) -> int:
-    """Return the parameters of the whole model, on all ranks."""
-    world = policy.world
-    count = sum(p.numel() / num_holders(n, world, in_language_model=True) for n, p in policy.global_names())
+    """Return the parameters of the whole model, on all ranks; rows that fill up the vocabulary are none."""
+    world, model = policy.world, policy.language_model
+    count = 0.0
+    for name, tensor in policy.global_names():
+        part = model.vocab_size / model.padded_vocab_size if name in VOCABULARY else 1.0
+        count += part * tensor.numel() / num_holders(name, world, in_language_model=True)
     count += sum(p.numel() / num_holders(n, world, in_language_model=False) for n, p in policy.towers())
     return round(world.sum(torch.tensor(float(count), dtype=torch.float64, device=world.device)).item())
 

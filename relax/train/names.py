@@ -54,7 +54,7 @@ class NameMap:
         Raises:
             TrainingError: the name is not one that the language model here has.
         """
-        if name in _VOCABULARY:
+        if name in VOCABULARY:
             return Rule((self.head if name == _OUTPUT else self.text + _EMBEDDING,), self._pad, self._unpad)
         if name == "decoder.final_layernorm.weight":
             return _one_to_one(f"{self.text}norm.weight")
@@ -136,7 +136,8 @@ class NameMap:
 
 
 _OUTPUT = "output_layer.weight"
-_VOCABULARY = ("embedding.word_embeddings.weight", _OUTPUT)
+VOCABULARY = ("embedding.word_embeddings.weight", _OUTPUT)
+"""Matrices with a row for each token."""
 _EMBEDDING = "embed_tokens.weight"
 _PER_LAYER = {
     "input_layernorm.weight": "input_layernorm.weight",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from relax.models.spec import ThinkerSpec
 from tests.kit.families import make_family
 from tests.kit.trainer_ranks import Job, read_seen, run_ranks
-from tests.loopback.test_trainer_layouts import assert_same, on_one_process
+from tests.loopback.test_trainer_layouts import assert_same, on_one_process, run_alone
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
 def out_dir(jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the jobs of two ranks have left what they saw."""
     out_dir = tmp_path_factory.mktemp("seen")
-    run_ranks(2, list(jobs.values()), out_dir)
+    run_alone(dataclasses.replace(jobs["qwen3"], name="one-saved", layout={}, resume=True), out_dir)
+    from_one = dataclasses.replace(jobs["qwen3"], name="from-one", resume=False, resume_from="one-saved")
+    run_ranks(2, [*jobs.values(), from_one], out_dir)
     return out_dir
 
 
@@ -48,3 +51,12 @@ def test_tensor_parallel_family_equals_one_process(jobs, out_dir, name) -> None:
     job = jobs[name]
     assert ThinkerSpec.from_pretrained(job.model_dir).vocab_size % 2 == 1
     assert_same(read_seen(job.name, out_dir), on_one_process(job, out_dir))
+
+
+def test_padded_vocabulary_goes_on_at_another_layout(jobs, out_dir) -> None:
+    """Two ranks from the checkpoint of one, and one from that of two: rows of padding are no part of either."""
+    job = jobs["qwen3"]
+    expected = on_one_process(job, out_dir)
+    assert_same(read_seen("from-one", out_dir), expected)
+    one = dataclasses.replace(job, name="from-two", layout={}, resume=False, resume_from=job.name)
+    assert_same(run_alone(one, out_dir), expected)
