@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.kit.job import GROUP_SIZE, NUM_STEPS, PROMPTS_PER_STEP, Job, half_written
+from tests.kit.ledger import events, faults
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +68,20 @@ def test_death_of_a_rank_is_the_role_s(start):
         assert job.wait(30.0) == 1, job.describe()
         assert "actor-1 was killed by SIGKILL" in job.last_line
         assert job.all_gone(5.0)
+
+
+def test_run_goes_back_as_a_whole_when_one_rank_dies(start):
+    """Both ranks start again from the checkpoint and meet at another place; each row is still trained on once."""
+    num_steps = 8
+    words = (f"num_steps={num_steps}", "max_staleness=1", "checkpoint.interval_steps=2")
+    with start(*words, "actor.layout.dp=2") as job:
+        job.until_step(3)
+        first = rank_pid(job, 0)
+        os.kill(rank_pid(job, 1), signal.SIGKILL)
+        job.until(lambda: rank_pid(job, 0) not in (0, first))
+        assert job.wait() == 0, job.describe()
+        assert job.all_gone(5.0)
+    assert [event["event"] for event in events(job.run_dir)] == ["started", "restarted", "went_back", "ended"]
+    found = faults(job.run_dir, num_steps=num_steps, prompts_per_step=PROMPTS_PER_STEP, group_size=GROUP_SIZE)
+    assert found == []
+    assert half_written(job.run_dir) == []
