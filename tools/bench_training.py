@@ -1,6 +1,6 @@
 """The trainer, side by side: routing replay on and off, plain transformers, and weights published and adopted.
 
-    python tools/bench_training.py --write BENCHMARKS.md        # about four minutes on two quiet cores
+    python tools/bench_training.py --write BENCHMARKS.md        # about twelve minutes on two quiet cores
     python tools/bench_training.py --jobs 0 --pairs 4           # a look, without whole jobs
 
 Two models: the main job's, on batches of its size with a picture, a sound or a film in each prompt, and a larger text
@@ -47,7 +47,7 @@ CONFIG = ROOT / "conf" / "omni_grpo.yaml"
 NUM_BATCHES = 3
 FIRST_STEPS = 10
 """Steps of a job that do not count."""
-JOB_WORDS = ("num_steps=40", "evaluation.interval_steps=0", "evaluation.max_prompts=6")
+JOB_WORDS = ("num_steps=80", "evaluation.interval_steps=0", "evaluation.max_prompts=6")
 WITH = ("actor.routing_replay=true",)
 WITHOUT = ("actor.routing_replay=false", "actor.routing_metrics=false")
 
@@ -276,7 +276,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--pairs", type=int, default=60, help="steps with and without replay, of the small model"
     )
     parser.add_argument("--rounds", type=int, default=15, help="weights published and adopted")
-    parser.add_argument("--jobs", type=int, default=5, help="main jobs with and without replay; 0: none")
+    parser.add_argument("--jobs", type=int, default=9, help="main jobs with and without replay; 0: none")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_training"), help="where the jobs run")
     parser.add_argument(
         "--write", type=Path, help="page whose part between the bench_training markers is replaced"
