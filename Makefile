@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SGLANG_VENV := .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
+# Processes that share the tests, file by file. Most of a job's test is starting processes and waiting for them.
+WORKERS ?= 2
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 
@@ -39,7 +41,7 @@ lint: $(STAMP)  ## formatter, linter, types, layers
 	$(BIN)/lint-imports
 
 test: lint  ## everything that has to hold
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-sglang: $(STAMP) $(SGLANG_STAMP)  ## the tests against real SGLang servers
 	$(BIN)/python -m pytest -m sglang tests/sglang
