@@ -16,8 +16,8 @@ MAPPED_FROM_BYTES = 32 << 20
 """From this size on a block is mapped by itself and given back when it is freed; glibc takes no larger value."""
 
 NUM_ARENAS = 2
-"""Heaps that the threads of a process share. By default there are eight a core, each with freed memory of its own:
-under 64 clients the memory of a server then grows for more than ten minutes, by blocks that lie free in one or another."""
+"""Heaps that the threads of a process share. By default there are eight a core, each with freed memory of its own, and
+under 64 clients a server grows for more than ten minutes by blocks that lie free in one or another."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3)."""
