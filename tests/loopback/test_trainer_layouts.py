@@ -143,7 +143,7 @@ def run_alone(job: Job, out_dir: Path) -> Seen:
     """Run a job in this process."""
     torch.set_num_threads(1)
     run_job(job, out_dir)
-    leave_parallel(for_good=False)
+    leave_parallel()
     return read_seen(job.name, out_dir)
 
 
