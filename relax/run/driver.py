@@ -171,8 +171,7 @@ class Driver:
         self._hub.set("phase", "run")
         if self._resume is not None:
             complete_records(self._run_dir)  # what a driver that was killed has left
-        uri = config.queue.uri or self._start_queue()
-        self._services.queue_uri = uri
+        self._services.queue_uri = uri = config.queue.uri or self._start_queue()
         look = f"python -m flight ls --uri {uri}{self._security.look_words}"
         print(f"queue: {uri}  (look into it with: {look})", flush=True)
         self._queue = QueueClient(uri, identity="driver", credentials=self._security.credentials("driver"))
@@ -212,10 +211,9 @@ class Driver:
     # ---- restarts ---------------------------------------------------------------------------------------------
 
     def _start_again(self, name: str) -> None:
-        if name in self._supervisor.running() or name in self._finished:
+        is_wanted = name in (QUEUE, *self._services.names()) and name not in self._finished
+        if name in self._supervisor.running() or not is_wanted:
             return
-        if name not in (QUEUE, *self._services.names()):
-            return  # nobody wants it any more
         if name == QUEUE:
             self._services.start_queue()
         else:
@@ -242,10 +240,8 @@ class Driver:
 
     def _all_joined(self) -> bool:
         """Whether nothing more needs to be waited for: a service that joins after Ctrl-C finds that it has to leave."""
-        if self._interrupts:
-            return True
         joined = {name.replace("/", "-") for name in self._hub.members()}
-        return joined >= set(self._services.names())
+        return self._interrupts > 0 or joined >= set(self._services.names())
 
     def _start_queue(self) -> str:
         uri_file = self._run_dir / "queue.uri"
@@ -305,9 +301,13 @@ class Driver:
         evaluators = ("evaluation",) if self._config.num_evaluators else ()
         for role in ("preprocess", "rollout", "actor", *evaluators):
             self._leave(role)
-        if not self._within(lambda: self._gone("preprocess", "rollout", *evaluators), DRAIN_DEADLINE_S):
+        producers = self._services.names("preprocess", "rollout", *evaluators)
+        self._finished |= self._restarter.waiting() & set(
+            producers
+        )  # who is dead need not come back only to leave
+        if not self._within(lambda: self._finished >= set(producers), DRAIN_DEADLINE_S):
             # What they have in hand will not be trained on: no reason to lose the run.
-            self._supervisor.stop(self._services.names("preprocess", "rollout", *evaluators))
+            self._supervisor.stop(producers)
         for role in self._config.roles.services:
             self._leave(role)
             if not self._within(lambda role=role: self._gone(role), DRAIN_DEADLINE_S):  # type: ignore[misc]  # a lambda with a default

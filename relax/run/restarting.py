@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -148,10 +148,9 @@ class Restarter:
             self._history.add(HUNG, f"{name} was silent and is killed", service=name)
             self._supervisor.kill(name)
 
-    def starts_again(self, names: Iterable[str]) -> bool:
-        """Whether one of these is about to be started again."""
-        waiting = set(self._policy.waiting)
-        return any(name in waiting for name in names) or self._has_to_go_back
+    def waiting(self) -> set[str]:
+        """Return the services that are to be started again."""
+        return set(self._policy.waiting)
 
     def _signs(self, now: float, running: dict[str, int]) -> dict[str, Sign]:
         """Return the last sign of life of each process; one that has given none counts from when it was first seen."""
