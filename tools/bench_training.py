@@ -1,6 +1,6 @@
 """The trainer, side by side: routing replay on and off, plain transformers, and weights published and adopted.
 
-    python tools/bench_training.py --write BENCHMARKS.md        # about twelve minutes on two quiet cores
+    python tools/bench_training.py --write BENCHMARKS.md        # about ten minutes on two quiet cores
     python tools/bench_training.py --jobs 0 --pairs 4           # a look, without whole jobs
 
 Two models: the main job's, on batches of its size with a picture, a sound or a film in each prompt, and a larger text
