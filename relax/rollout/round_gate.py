@@ -1,4 +1,7 @@
-"""What the gates of both engines have in common: pausing, resuming, and ending the rounds that were begun."""
+"""What the gates of both engines have in common: pausing, resuming, and ending the rounds that were begun.
+
+It knows neither steps nor servers: what may go on at the same time is the matter of the gate that derives from it.
+"""
 
 from __future__ import annotations
 
